@@ -1,4 +1,4 @@
-"""Rooms for the tests of `deploy`: a PATH without the parts, and Debian's package lists."""
+"""Fixtures for the tests of `deploy`: a PATH without programs, and Debian's package lists."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ from deploy.standalone import debian_packages
 
 @pytest.fixture
 def bare_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """PATH is one folder with apt-get, dpkg-deb and what they call, so that no part is found on it."""
+    """PATH is one folder with apt-get, dpkg-deb and their helpers, so that it has no other program."""
     folder = tmp_path / "bare-path"
     folder.mkdir()
     for tool in ("apt-get", "dpkg-deb", "tar"):
@@ -24,7 +24,7 @@ def bare_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def parts_dir(tmp_path: Path, package_lists: Path) -> Path:
-    """An empty `.parts` whose package lists are fetched already."""
+    """An empty `.parts` with package lists."""
     folder = tmp_path / "parts"
     folder.mkdir()
     (folder / "apt").symlink_to(package_lists)
@@ -33,7 +33,7 @@ def parts_dir(tmp_path: Path, package_lists: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def package_lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Debian's package lists, fetched once for all tests."""
+    """Debian's package lists, downloaded once for all tests."""
     folder = tmp_path_factory.mktemp("package-lists")
     try:
         debian_packages.unpack("probe", ["busybox-static"], parts_dir=folder)

@@ -1,4 +1,4 @@
-"""What becomes of alerts in the Alertmanager that is configured here: who is told, and what is held back by what."""
+"""Receivers and inhibited alerts of the Alertmanager configuration that ships."""
 
 import json
 import threading
@@ -32,9 +32,9 @@ DOWN = {"alertname": "GpuwardenExporterDown", "host": "a"}
 BREAKER_OPEN = {"alertname": "GpuwardenCircuitBreakerOpen", "severity": "critical", "host": "a"}
 SLOWED = {"alertname": "GpuwardenJobSlow", "severity": "warning", **HERE}
 SHARED = {"alertname": "GpuwardenSharedJobStalled", "severity": "critical", **HERE}
-UNMENDED = {"alertname": "GpuwardenRemediationOverdue", "severity": "critical", "alert": "GpuwardenJobStalled", **HERE}
+OVERDUE = {"alertname": "GpuwardenRemediationOverdue", "severity": "critical", "alert": "GpuwardenJobStalled", **HERE}
 LOW = {"alertname": "GpuwardenVramLow", "host": "a", "gpu": "GPU-1"}
-VICTIM = {
+VRAM = {
     "alertname": "GpuwardenVramRecycleDue",
     "remedy": "recycle_container",
     "condition": "vram",
@@ -55,7 +55,7 @@ def program(name: str) -> Path:
 def configured(
     folder: Path, *, webhook: str = "http://127.0.0.1:1/", outside: str | None = None, people: str | None = None
 ) -> Path:
-    """The configuration that ships; with `people`, somebody is called there, at once."""
+    """The configuration that ships; `people` is the URL of a webhook that is called at once."""
     token, file = folder / "token", folder / "alertmanager.yml"
     token.write_text("0123456789abcdef")
     text = alertmanager_config(webhook=webhook, token_file=token, intervals=Intervals(), outside=outside)
@@ -69,21 +69,22 @@ def configured(
 @pytest.mark.parametrize(
     ("labels", "outside", "receivers"),
     [
-        pytest.param(STALL, False, "gpuwarden", id="a wedge to the remediator"),
-        pytest.param(LOST, True, "people,gpuwarden", id="a lost host to people and to the remediator"),
-        pytest.param(VICTIM, False, "gpuwarden", id="who holds too much memory to the remediator"),
-        pytest.param(DOWN, True, "people", id="an exporter that is down to people"),
-        pytest.param(BROKEN, False, "people", id="a broken GPU to people"),
-        pytest.param(BREAKER_OPEN, True, "people", id="a latched brake to people"),
-        pytest.param(UNMENDED, False, "people", id="what is not mended to people"),
-        pytest.param({"alertname": "Theirs", "remedy": ""}, True, "people", id="what names no remedy to people"),
+        pytest.param(STALL, False, "gpuwarden", id="stall: remediator"),
+        pytest.param(LOST, True, "people,gpuwarden", id="lost host: people and remediator"),
+        pytest.param(VRAM, False, "gpuwarden", id="VRAM: remediator"),
+        pytest.param(DOWN, True, "people", id="exporter down: people"),
+        pytest.param(BROKEN, False, "people", id="broken GPU: people"),
+        pytest.param(BREAKER_OPEN, True, "people", id="open circuit breaker: people"),
+        pytest.param(OVERDUE, False, "people", id="overdue remediation: people"),
+        pytest.param({"alertname": "Theirs", "remedy": ""}, True, "people", id="no remedy: people"),
         pytest.param({**STALL, "remedy": "restart_wroker"}, True, "people,gpuwarden",
-                     id="what names a remedy that is none to people and to the remediator, which refuses it"),
+                     id="unknown remedy: people and remediator, which rejects it"),
         pytest.param({**STALL, "host": ""}, False, "people,gpuwarden",
-                     id="a wedge of which the host is not told to people and to the remediator, which refuses it"),
-        pytest.param({**STALL, "host": "", "remedy": "x"}, False, "people,gpuwarden", id="what is both to people once"),
-        pytest.param(WATCHDOG, False, "gpuwarden", id="the watchdog to the remediator"),
-        pytest.param(WATCHDOG, True, "outside,gpuwarden", id="the watchdog outside and to the remediator"),
+                     id="no host: people and remediator, which rejects it"),
+        pytest.param({**STALL, "host": "", "remedy": "x"}, False, "people,gpuwarden",
+                     id="no host and unknown remedy: people once"),
+        pytest.param(WATCHDOG, False, "gpuwarden", id="watchdog: remediator"),
+        pytest.param(WATCHDOG, True, "outside,gpuwarden", id="watchdog: outside and remediator"),
     ],
 )  # fmt: skip
 def test_amtool_routes(labels: Mapping[str, str], outside: bool, receivers: str, tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_amtool_routes(labels: Mapping[str, str], outside: bool, receivers: str,
 
 @contextmanager
 def alertmanager(folder: Path, **its: Any) -> Iterator[str]:
-    """One with the configuration that ships; its address."""
+    """An Alertmanager with the configuration that ships; its address."""
     command = [
         *(str(program("alertmanager")), f"--config.file={configured(folder, **its)}"),
         *(f"--storage.path={folder / 'data'}", "--web.listen-address=127.0.0.1:0"),
@@ -113,7 +114,7 @@ def shipped_alerts() -> list[dict[str, Any]]:
 
 
 def held_back(url: str) -> list[str]:
-    """The alerts, once it knows of all that were posted, that another holds back: name and host."""
+    """The inhibited alerts, once all posted alerts are known: name and host."""
     found = httpx.get(f"{url}/api/v2/alerts", trust_env=False).raise_for_status().json()
     if any(each["status"]["state"] == "unprocessed" for each in found):
         return ["not yet"]
@@ -127,32 +128,32 @@ def held_back(url: str) -> list[str]:
     [
         pytest.param([LOST, DOWN, LOW, {**DOWN, "host": "b"}],
                      ["GpuwardenExporterDown of a"],
-                     id="a lost host that its exporter is down, and nothing of its GPUs nor of another host"),
+                     id="lost host: exporter down, not its GPUs and no other host"),
         pytest.param([LOST, *({"alertname": each, "host": "a"} for each in (*IMPLIED, "GpuwardenCircuitBreakerOpen"))],
-                     sorted(f"{each} of a" for each in IMPLIED), id="a lost host: all implied alerts, not the breaker"),
-        pytest.param([LOST, STALL, VICTIM, {**DOWN, "alertname": "Theirs"}, DOWN], ["GpuwardenExporterDown of a"],
-                     id="a lost host nothing that is acted on, and nothing of others"),
+                     sorted(f"{each} of a" for each in IMPLIED), id="lost host: all implied alerts, not the breaker"),
+        pytest.param([LOST, STALL, VRAM, {**DOWN, "alertname": "Theirs"}, DOWN], ["GpuwardenExporterDown of a"],
+                     id="lost host: no alert with a remedy and no other alert"),
         pytest.param([DEAD, STALL, HEALTH, BUDGET, DOWN], [],
-                     id="a dead worker nothing that is acted on, its own stall and health among it"),
-        pytest.param([DEAD, SLOWED, SHARED, {**SLOWED, "worker": "v"}, STALL, UNMENDED], ["GpuwardenJobSlow of a"],
-                     id="a dead worker that its own job is slow, and neither a neighbour's nor what nobody mends"),
-        pytest.param([{**UNMENDED, "alert": "GpuwardenWorkerGone"}, UNMENDED, {**UNMENDED, "worker": "v"}, STALL],
-                     ["GpuwardenRemediationOverdue of a"], id="a worker that is gone what else of it is not mended"),
-        pytest.param([BROKEN, {**BROKEN, "alertname": "GpuwardenAnother"}, LOW, {**LOW, "gpu": "GPU-2"}, DOWN, VICTIM],
-                     ["GpuwardenVramLow of a"], id="a broken GPU what people would be told of that one, and no remedy"),
-        pytest.param([{**BROKEN, "gpu": ""}, DOWN, LOW], [], id="a GPU that nobody names nothing"),
-        pytest.param([STALL, HEALTH, BUDGET, DOWN, LOW], [], id="none of them another"),
+                     id="dead worker: no alert with a remedy"),
+        pytest.param([DEAD, SLOWED, SHARED, {**SLOWED, "worker": "v"}, STALL, OVERDUE], ["GpuwardenJobSlow of a"],
+                     id="dead worker: slow job of the same worker only"),
+        pytest.param([{**OVERDUE, "alert": "GpuwardenWorkerGone"}, OVERDUE, {**OVERDUE, "worker": "v"}, STALL],
+                     ["GpuwardenRemediationOverdue of a"], id="worker gone: its overdue remediations"),
+        pytest.param([BROKEN, {**BROKEN, "alertname": "GpuwardenAnother"}, LOW, {**LOW, "gpu": "GPU-2"}, DOWN, VRAM],
+                     ["GpuwardenVramLow of a"], id="broken GPU: alerts for people of the same GPU, no remedy"),
+        pytest.param([{**BROKEN, "gpu": ""}, DOWN, LOW], [], id="no GPU label: nothing"),
+        pytest.param([STALL, HEALTH, BUDGET, DOWN, LOW], [], id="other alerts: nothing"),
     ],
 )  # fmt: skip
-def test_holds_back(fire: list[Mapping[str, str]], held: list[str], tmp_path: Path) -> None:
+def test_alertmanager_inhibits(fire: list[Mapping[str, str]], held: list[str], tmp_path: Path) -> None:
     with alertmanager(tmp_path) as url:
         send_alerts(url, *fire)
 
-        eventually(lambda: held_back(url) == held, f"it holds back {held}", log=lambda: str(held_back(url)))
+        eventually(lambda: held_back(url) == held, f"it inhibits {held}", log=lambda: str(held_back(url)))
 
 
 def grouped(url: str) -> set[tuple[str, tuple[str, ...], int]]:
-    """Who is told of what in one call: the receiver, what its alerts have in common, and how many they are."""
+    """The groups: receiver, common labels, and number of alerts."""
     found = httpx.get(f"{url}/api/v2/alerts/groups", trust_env=False).raise_for_status().json()
     return {
         (
@@ -164,8 +165,8 @@ def grouped(url: str) -> set[tuple[str, tuple[str, ...], int]]:
     }
 
 
-def test_each_wedge_is_a_call_of_its_own_and_people_are_called_once_for_a_kind_and_host(tmp_path: Path) -> None:
-    """Whoever waits for another's call is mended later; and a brake is latched once for all who share it."""
+def test_remedies_are_grouped_per_target_and_alerts_for_people_per_alert_and_host(tmp_path: Path) -> None:
+    """A remedy must not wait for the group of another one. The breaker is one alert for all hosts."""
     on_b = {"host": "b"}
     wanted = {
         ("gpuwarden", ("alertname=GpuwardenJobStalled", "container=c", "host=a", "worker=w"), 1),
@@ -179,15 +180,15 @@ def test_each_wedge_is_a_call_of_its_own_and_people_are_called_once_for_a_kind_a
         send_alerts(url, STALL, {**STALL, "worker": "v", "container": "d"}, HEALTH)
         send_alerts(url, LOW, {**LOW, "gpu": "GPU-2"}, {**LOW, **on_b}, BREAKER_OPEN, {**BREAKER_OPEN, **on_b})
 
-        eventually(lambda: grouped(url) == wanted, "each is called of what it is for", log=lambda: str(grouped(url)))
+        eventually(lambda: grouped(url) == wanted, "the groups are complete", log=lambda: str(grouped(url)))
 
 
 class Listener(ThreadingHTTPServer):
-    """A webhook that keeps what it is told: the path, and the names of the alerts."""
+    """A webhook that records calls: the path, and the names of the alerts."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Keep)
-        self.told: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str]] = []
         self.resolved: list[str] = []
 
 
@@ -195,9 +196,9 @@ class _Keep(BaseHTTPRequestHandler):
     server: Listener
 
     def do_POST(self) -> None:
-        """Keep one."""
+        """Record one call."""
         payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.told += [(self.path, each["labels"]["alertname"]) for each in payload["alerts"]]
+        self.server.calls += [(self.path, each["labels"]["alertname"]) for each in payload["alerts"]]
         self.server.resolved += [
             each["labels"]["alertname"] for each in payload["alerts"] if each["status"] == "resolved"
         ]
@@ -209,7 +210,7 @@ class _Keep(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def heard() -> Iterator[Listener]:
+def webhook() -> Iterator[Listener]:
     with Listener() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
@@ -220,16 +221,16 @@ def heard() -> Iterator[Listener]:
             thread.join()
 
 
-def test_what_a_lost_host_holds_back_are_alerts_for_people() -> None:
+def test_alerts_implied_by_a_lost_host_have_no_remedy() -> None:
     assert set(IMPLIED) <= {rule["alert"] for rule in shipped_alerts() if "remedy" not in rule["labels"]}
 
 
-def test_of_what_is_wrong_with_a_gpu_only_that_it_is_lost_holds_anything_back() -> None:
+def test_only_a_lost_gpu_inhibits_other_gpu_alerts() -> None:
     assert [rule["alert"] for rule in shipped_alerts() if "causes" in rule["labels"]] == ["GpuwardenGpuLost"]
 
 
-def test_what_is_held_back_reaches_nobody_and_the_watchdog_reaches_both(tmp_path: Path) -> None:
-    with heard() as hook:
+def test_inhibited_alerts_reach_no_receiver_and_the_watchdog_reaches_both(tmp_path: Path) -> None:
+    with webhook() as hook:
         address = f"http://127.0.0.1:{hook.server_port}"
         addresses = {
             name: f"{address}/{path}"
@@ -242,7 +243,7 @@ def test_what_is_held_back_reaches_nobody_and_the_watchdog_reaches_both(tmp_path
                 ("/warden", LOST["alertname"]),
                 ("/people", LOST["alertname"]),
             }
-            eventually(lambda: first <= set(hook.told), "dead worker and lost host are told of, the host to people too")
+            eventually(lambda: first <= set(hook.calls), "dead worker and lost host arrive, the host for people too")
             send_alerts(url, DOWN, WATCHDOG)
             send_alerts(url, STALL, LOW)
 
@@ -252,27 +253,25 @@ def test_what_is_held_back_reaches_nobody_and_the_watchdog_reaches_both(tmp_path
                 ("/warden", STALL["alertname"]),
                 ("/people", LOW["alertname"]),
             }
-            eventually(
-                lambda: wanted <= set(hook.told), "the watchdog, the dead worker's stall and the GPU are told of"
-            )
+            eventually(lambda: wanted <= set(hook.calls), "watchdog, stall and GPU arrive")
 
-    assert set(hook.told) == {*wanted, *first}
+    assert set(hook.calls) == {*wanted, *first}
 
 
-def test_a_stall_is_acted_on_while_its_dead_workers_alert_is_silenced_and_its_end_is_told(tmp_path: Path) -> None:
-    with heard() as hook, alertmanager(tmp_path, webhook=f"http://127.0.0.1:{hook.server_port}/warden") as url:
+def test_stall_arrives_while_the_alert_of_its_dead_worker_is_silenced(tmp_path: Path) -> None:
+    with webhook() as hook, alertmanager(tmp_path, webhook=f"http://127.0.0.1:{hook.server_port}/warden") as url:
         silence(url, alertname=DEAD["alertname"])
         send_alerts(url, DEAD)
         send_alerts(url, STALL)
-        eventually(lambda: ("/warden", STALL["alertname"]) in hook.told, "the stall is told of")
+        eventually(lambda: ("/warden", STALL["alertname"]) in hook.calls, "the stall arrives")
         send_alerts(url, STALL, firing=False)
 
-        eventually(lambda: set(hook.resolved) == {STALL["alertname"]}, "and that it is over")
+        eventually(lambda: set(hook.resolved) == {STALL["alertname"]}, "its end arrives")
 
-    assert ("/warden", DEAD["alertname"]) not in hook.told
+    assert ("/warden", DEAD["alertname"]) not in hook.calls
 
 
-def test_the_watchdogs_address_is_written_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watchdog_url_is_written_or_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = "https://example.com/ping/1"
     assert init.command([str(tmp_path / "init"), "--command", "/bin/true", "--watchdog-url", there]) == 0
     chain = Chain(Plan(work=tmp_path / "up", host="a", docker=None, simulate_gpu=None, watchdog_url=there))

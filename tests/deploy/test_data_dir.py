@@ -1,4 +1,4 @@
-"""The data directory: where it is by default, who may use it, and what a killed run left in it."""
+"""The data directory: its default, its permissions, and leftovers of a killed run."""
 
 import json
 import os
@@ -22,37 +22,37 @@ DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); prin
     ("env", "euid", "data"),
     [
         pytest.param({}, 0, Path("/var/lib/gpuwarden"), id="root"),
-        pytest.param({"XDG_STATE_HOME": "/s"}, 0, Path("/var/lib/gpuwarden"), id="root, whatever is set"),
-        pytest.param({"XDG_STATE_HOME": "/s"}, 1000, Path("/s/gpuwarden"), id="a user who set it"),
-        pytest.param({}, 1000, Path.home() / ".local/state/gpuwarden", id="a user who did not"),
+        pytest.param({"XDG_STATE_HOME": "/s"}, 0, Path("/var/lib/gpuwarden"), id="root with a variable"),
+        pytest.param({"XDG_STATE_HOME": "/s"}, 1000, Path("/s/gpuwarden"), id="user with a variable"),
+        pytest.param({}, 1000, Path.home() / ".local/state/gpuwarden", id="user"),
         pytest.param(
-            {"XDG_STATE_HOME": "s"}, 1000, Path.home() / ".local/state/gpuwarden", id="a relative path is none"
+            {"XDG_STATE_HOME": "s"}, 1000, Path.home() / ".local/state/gpuwarden", id="relative path is ignored"
         ),
     ],
 )
-def test_where_it_is_by_default(env: dict[str, str], euid: int, data: Path) -> None:
+def test_default_data_directory(env: dict[str, str], euid: int, data: Path) -> None:
     assert default_data(env, euid=euid) == data
 
 
-def test_the_systems_own_has_its_state_files_where_every_program_looks(tmp_path: Path) -> None:
+def test_system_data_directory_has_its_state_files_in_run(tmp_path: Path) -> None:
     assert default_directory(Path("/var/lib/gpuwarden")) == Path("/run/gpuwarden")
     assert default_directory(tmp_path) == tmp_path / "run"
 
 
-def test_the_host_key_is_remembered_although_its_directory_is_empty_after_a_reboot(tmp_path: Path) -> None:
+def test_host_key_survives_a_reboot(tmp_path: Path) -> None:
     assert host_key(tmp_path, tmp_path / "run", "box1") == "box1"
     assert host_key(tmp_path, tmp_path / "run", None) == "box1"
     assert host_key(tmp_path, tmp_path / "run", "box2") == "box2"
 
 
-def test_a_host_key_that_was_there_before_is_used(tmp_path: Path) -> None:
+def test_existing_host_key_is_used(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "host").write_text("box3\n")
 
     assert host_key(tmp_path, tmp_path / "run", None) == "box3"
 
 
-def test_it_is_its_owners_alone_and_one_runs_in_it_at_a_time(tmp_path: Path) -> None:
+def test_directory_is_private_and_locked(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with lock_data_dir(data, say=print):
         assert data.stat().st_mode & 0o777 == 0o700
@@ -65,12 +65,12 @@ def test_it_is_its_owners_alone_and_one_runs_in_it_at_a_time(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("holds", "mode", "says"),
     [
-        pytest.param("photos", 0o700, "holds other files", id="something else is in it"),
-        pytest.param("lost+found", 0o755, "other users may enter", id="others may enter"),
-        pytest.param("lost+found", 0o1777, "run chmod 700", id="it is everybody's"),
+        pytest.param("photos", 0o700, "holds other files", id="other files in it"),
+        pytest.param("lost+found", 0o755, "other users may enter", id="other users may enter"),
+        pytest.param("lost+found", 0o1777, "run chmod 700", id="everyone may write"),
     ],
 )
-def test_one_that_is_not_for_us_is_refused_and_left_as_it_is(tmp_path: Path, holds: str, mode: int, says: str) -> None:
+def test_foreign_directory_is_rejected_and_not_changed(tmp_path: Path, holds: str, mode: int, says: str) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (data / holds).mkdir()
@@ -83,8 +83,8 @@ def test_one_that_is_not_for_us_is_refused_and_left_as_it_is(tmp_path: Path, hol
     assert [path.name for path in data.iterdir()] == [holds]
 
 
-@pytest.mark.parametrize("holds", ["lost+found", "ledger"], ids=["a disk of its own", "a backup that was put back"])
-def test_an_empty_one_of_our_own_is_used(tmp_path: Path, holds: str) -> None:
+@pytest.mark.parametrize("holds", ["lost+found", "ledger"], ids=["separate disk", "restored backup"])
+def test_empty_own_directory_is_used(tmp_path: Path, holds: str) -> None:
     data = tmp_path / "data"
     data.mkdir(mode=0o700)
     (data / holds).mkdir()
@@ -93,14 +93,14 @@ def test_an_empty_one_of_our_own_is_used(tmp_path: Path, holds: str) -> None:
             assert (data / "lock").exists()
 
 
-def test_one_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+def test_unusable_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(DataDirError, match="cannot be used"), lock_data_dir(tmp_path / "file" / "data", say=print):
         pass
 
 
-def test_what_a_killed_run_left_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_a_killed_run_are_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_dir, "_ORPHAN_S", 0.3)
     monkeypatch.setattr(data_dir, "_TERM_S", 0.3)
     said: list[str] = []
@@ -121,7 +121,7 @@ def test_what_a_killed_run_left_is_ended(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "change", [{"boot_id": "another"}, {"serve": "{pid} 1"}], ids=["another boot", "a later process"]
 )
-def test_a_process_that_was_given_the_pid_since_is_left_alone(tmp_path: Path, change: dict[str, str]) -> None:
+def test_process_with_a_reused_pid_is_not_stopped(tmp_path: Path, change: dict[str, str]) -> None:
     with subprocess.Popen([sys.executable, "-c", SLEEP]) as other:
         record(tmp_path, serve=other.pid)
         recorded = json.loads((tmp_path / "parts.json").read_text())
@@ -133,7 +133,7 @@ def test_a_process_that_was_given_the_pid_since_is_left_alone(tmp_path: Path, ch
 
 
 def record(data: Path, **pids: int) -> None:
-    """What the chain writes down of the parts that it starts."""
+    """Write the record which a chain keeps of its processes."""
     parts = {name: f"{pid} {procfs.start_ticks(pid)}" for name, pid in pids.items()}
     (data / "lock").touch()
     (data / "parts.json").write_text(json.dumps({"boot_id": clock.boot_id(), **parts}))

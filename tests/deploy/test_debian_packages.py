@@ -1,4 +1,4 @@
-"""Finding the real programs, and unpacking them from Debian's packages."""
+"""Find programs, and unpack them from Debian packages."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ FIND_SHELLCHECK = (
 
 
 def start_find(parts_dir: Path) -> subprocess.Popen[str]:
-    """Another process that looks for shellcheck, with the PATH that the test has set."""
+    """Another process that finds shellcheck on the test's PATH."""
     return subprocess.Popen(
         [sys.executable, "-c", FIND_SHELLCHECK, str(parts_dir)],
         cwd=CHECKOUT,
@@ -47,7 +47,7 @@ def left_in(parts_dir: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["alertmanager", "prometheus-alertmanager"])
-def test_a_program_on_path_is_found_by_any_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_on_path_is_found_by_any_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_path = program(tmp_path / "bin", name)
     monkeypatch.setenv("PATH", str(on_path.parent))
 
@@ -55,7 +55,7 @@ def test_a_program_on_path_is_found_by_any_name(name: str, tmp_path: Path, monke
     assert not (tmp_path / "parts").exists()
 
 
-def test_what_is_unpacked_already_is_found_without_a_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpacked_program_is_found_without_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
     (tmp_path / "prometheus/usr").mkdir(parents=True)
     unpacked = program(tmp_path / "prometheus/usr/bin", "promtool")
@@ -63,7 +63,7 @@ def test_what_is_unpacked_already_is_found_without_a_fetch(tmp_path: Path, monke
     assert debian_packages.find("promtool", parts_dir=tmp_path) == unpacked
 
 
-def test_the_newest_version_beside_path_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_installed_version_outside_path_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
     monkeypatch.setattr(debian_packages, "SYSTEM", tmp_path / "system")
     for version in ("9.6", "15", "100"):
@@ -76,7 +76,7 @@ def test_the_newest_version_beside_path_is_used(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "parts").exists()
 
 
-def test_every_program_of_a_room_is_unpacked_alike() -> None:
+def test_programs_of_one_folder_are_unpacked_the_same_way() -> None:
     by_room = {part.room: part for part in debian_packages.PARTS.values()}
 
     for part in debian_packages.PARTS.values():
@@ -95,7 +95,9 @@ def test_every_program_of_a_room_is_unpacked_alike() -> None:
         ("initdb", "apt-get install postgresql"),
     ],
 )
-def test_without_apt_get_it_is_named(wanted: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_program_is_named_with_advice_without_apt_get(
+    wanted: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
     monkeypatch.setattr(debian_packages, "SYSTEM", tmp_path)
 
@@ -107,12 +109,12 @@ def test_without_apt_get_it_is_named(wanted: str, advice: str, tmp_path: Path, m
     assert str(tmp_path / "parts") in str(missing.value)
 
 
-def test_a_program_that_no_part_holds_is_refused_with_the_known_ones() -> None:
+def test_unknown_program_is_rejected_with_the_known_ones() -> None:
     with pytest.raises(debian_packages.PartMissing, match=r"unknown program 'promtol'; known: .*promtool"):
         debian_packages.find("promtol")
 
 
-def test_a_room_without_the_wanted_program_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_without_the_program_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
     (tmp_path / "prometheus").mkdir()
 
@@ -122,7 +124,7 @@ def test_a_room_without_the_wanted_program_says_so(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.needs_parts
 @pytest.mark.usefixtures("bare_path")
-def test_a_fetched_program_runs_with_the_libraries_beside_it(parts_dir: Path) -> None:
+def test_downloaded_program_runs_with_its_libraries(parts_dir: Path) -> None:
     found = debian_packages.find("shellcheck", parts_dir=parts_dir)
 
     said = subprocess.run(
@@ -139,7 +141,7 @@ def test_a_fetched_program_runs_with_the_libraries_beside_it(parts_dir: Path) ->
 
 @pytest.mark.needs_parts
 @pytest.mark.usefixtures("bare_path")
-def test_without_a_compiler_on_path_debians_tcc_makes_a_library_that_loads(parts_dir: Path, tmp_path: Path) -> None:
+def test_tcc_from_debian_compiles_a_library_that_loads(parts_dir: Path, tmp_path: Path) -> None:
     compiler = debian_packages.find("cc", parts_dir=parts_dir)
     driver = nvidia.Driver(nvidia.compile_library(tmp_path, compiler=compiler), tmp_path / "script")
     driver.answer(nvidia.Card(name="Made by tcc"))
@@ -153,7 +155,7 @@ def test_without_a_compiler_on_path_debians_tcc_makes_a_library_that_loads(parts
 
 
 @pytest.mark.needs_parts
-def test_a_package_that_does_not_exist_leaves_nothing_behind(parts_dir: Path) -> None:
+def test_unknown_package_leaves_no_folder(parts_dir: Path) -> None:
     with pytest.raises(debian_packages.PartMissing, match="Unable to locate package gpuwarden-no-such-package"):
         debian_packages.unpack("room", ["gpuwarden-no-such-package"], parts_dir=parts_dir)
 
@@ -161,7 +163,7 @@ def test_a_package_that_does_not_exist_leaves_nothing_behind(parts_dir: Path) ->
 
 
 @pytest.mark.needs_parts
-def test_a_killed_fetch_leaves_no_room_and_the_next_one_succeeds(parts_dir: Path, bare_path: Path) -> None:
+def test_killed_download_leaves_no_folder_and_the_next_one_succeeds(parts_dir: Path, bare_path: Path) -> None:
     real = (bare_path / "dpkg-deb").readlink()
     began = parts_dir.parent / "began"
     hang = f'#!/bin/sh\n{real} "$@"\n: > {began}\nexec {shutil.which("sleep", path=os.defpath)} 60\n'
@@ -178,7 +180,7 @@ def test_a_killed_fetch_leaves_no_room_and_the_next_one_succeeds(parts_dir: Path
 
     abandoned = left_in(parts_dir)
     assert [name for name in abandoned if not name.startswith(".tmp-")] == []
-    assert abandoned, "the fetch was to be killed half-way"
+    assert abandoned, "the download must be killed half-way"
     (bare_path / "dpkg-deb").unlink()
     (bare_path / "dpkg-deb").symlink_to(real)
     assert debian_packages.find("shellcheck", parts_dir=parts_dir).exists()
@@ -187,7 +189,7 @@ def test_a_killed_fetch_leaves_no_room_and_the_next_one_succeeds(parts_dir: Path
 
 @pytest.mark.needs_parts
 @pytest.mark.usefixtures("bare_path")
-def test_two_fetches_at_once_fetch_once_and_find_the_same(parts_dir: Path) -> None:
+def test_parallel_downloads_download_once(parts_dir: Path) -> None:
     both = [start_find(parts_dir), start_find(parts_dir)]
 
     answers = [fetch.communicate(timeout=120) for fetch in both]
@@ -197,14 +199,16 @@ def test_two_fetches_at_once_fetch_once_and_find_the_same(parts_dir: Path) -> No
     assert sum(progress.count("parts: fetching shellcheck") for _, progress in answers) == 1
 
 
-def test_parts_come_last_on_path_and_never_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_downloaded_programs_are_last_on_path_and_the_current_folder_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     library = tmp_path / "shellcheck/usr/lib/x86_64-linux-gnu/libgmp.so.10"
     library.parent.mkdir(parents=True)
     library.touch()
     (tmp_path / "shellcheck/usr/bin").mkdir()
-    # A closed room: its libraries are for PostgreSQL alone.
+    # A separate folder: its libraries are only for PostgreSQL.
     closed = tmp_path / "postgresql/usr/lib/x86_64-linux-gnu/libssl.so.3"
     closed.parent.mkdir(parents=True)
     closed.touch()
@@ -215,7 +219,7 @@ def test_parts_come_last_on_path_and_never_the_working_folder(tmp_path: Path, mo
     assert env["LD_LIBRARY_PATH"] == str(library.parent)
 
 
-def test_the_command_prints_where_each_program_lies_and_fails_when_one_is_missing(
+def test_command_prints_paths_and_fails_for_a_missing_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on_path = program(tmp_path / "bin", "promtool")

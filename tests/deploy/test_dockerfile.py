@@ -1,4 +1,4 @@
-"""The image of exporter and remediator, built by its Dockerfile without a registry or a network, and run."""
+"""The image of exporter and remediator: built by its Dockerfile without a registry or a network, and run."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def docker_client(engine: Engine) -> Iterator[docker.DockerClient]:
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the Dockerfile copies, with a wheel of everything that is installed, as docs/image.md says."""
+    """The build context with a wheel of every package, as in docs/image.md."""
     folder = tmp_path_factory.mktemp("context")
     for name in ("Dockerfile", ".dockerignore", "requirements.lock"):
         shutil.copy(CHECKOUT / name, folder)
@@ -71,7 +71,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def image(context: Path, docker_client: docker.DockerClient) -> Iterator[str]:
-    """The image, built from a base of Debian's packages."""
+    """The image, built from a base of Debian packages."""
     (pip,) = (context / "wheels").glob("pip-*.whl")
     docker_client.images.build(
         path=str(context),
@@ -90,7 +90,7 @@ def image(context: Path, docker_client: docker.DockerClient) -> Iterator[str]:
     docker_client.images.remove(NAME, force=True)
 
 
-def test_its_command_is_gpuwarden_as_nobody_in_particular(image: str, docker_client: docker.DockerClient) -> None:
+def test_image_runs_gpuwarden_without_root(image: str, docker_client: docker.DockerClient) -> None:
     said = docker_client.containers.run(image, network_mode="none", remove=True, stderr=True)
     config = docker_client.images.get(image).attrs["Config"]
 
@@ -101,7 +101,7 @@ def test_its_command_is_gpuwarden_as_nobody_in_particular(image: str, docker_cli
     assert config["Labels"]["org.opencontainers.image.version"] == __version__
 
 
-def test_the_exporter_reads_the_hosts_folder(image: str, docker_client: docker.DockerClient, tmp_path: Path) -> None:
+def test_exporter_reads_the_folder_of_the_host(image: str, docker_client: docker.DockerClient, tmp_path: Path) -> None:
     (tmp_path / "host").write_text("box1\n")
     volumes = {str(tmp_path): {"bind": "/run/gpuwarden", "mode": "ro"}}
     command = ["exporter", "--docker", "none"]
@@ -111,7 +111,7 @@ def test_the_exporter_reads_the_hosts_folder(image: str, docker_client: docker.D
         assert 'nodename="box1"' in page(container, "http://127.0.0.1:29835/metrics")
 
 
-def test_the_remediator_is_healthy_without_root(image: str, docker_client: docker.DockerClient, tmp_path: Path) -> None:
+def test_remediator_is_healthy_without_root(image: str, docker_client: docker.DockerClient, tmp_path: Path) -> None:
     (tmp_path / "host").write_text("box1\n")
     (tmp_path / "token").write_text("0123456789abcdef")
     (tmp_path / "ledger").mkdir()
@@ -131,10 +131,8 @@ def test_the_remediator_is_healthy_without_root(image: str, docker_client: docke
     assert (tmp_path / "ledger" / "ledger.db").stat().st_uid == 65532
 
 
-def test_the_executor_sees_a_process_of_the_host(image: str, docker_client: docker.DockerClient) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", "def wedge():\n    input()\nwedge()"], stdin=subprocess.PIPE
-    ) as target:
+def test_executor_sees_a_process_of_the_host(image: str, docker_client: docker.DockerClient) -> None:
+    with subprocess.Popen([sys.executable, "-c", "def hang():\n    input()\nhang()"], stdin=subprocess.PIPE) as target:
         eventually(lambda: "pipe" in Path(f"/proc/{target.pid}/wchan").read_text(encoding="ascii"), "it waits")
         said = docker_client.containers.run(
             image, ["-c", LOOK, str(target.pid)], entrypoint=["python3"], network_mode="none", remove=True,
@@ -144,10 +142,10 @@ def test_the_executor_sees_a_process_of_the_host(image: str, docker_client: dock
     seen = [json.loads(line) for line in said.splitlines()]
     assert [each["kind"] for each in seen] == ["process", "thread", "python", "over"]
     assert "pipe" in seen[1]["wchan"]
-    assert seen[2]["frames"][0]["function"] == "wedge"
+    assert seen[2]["frames"][0]["function"] == "hang"
 
 
-def test_the_build_context_holds_the_packages_and_nothing_private() -> None:
+def test_build_context_has_the_packages_and_no_private_files() -> None:
     patterns = [line for line in (CHECKOUT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     tops = {Path(name).parts[0] for name in build_context.exclude_paths(str(CHECKOUT), patterns) if name}
 
@@ -180,7 +178,7 @@ def healthy(container: Container) -> None:
 
 
 def give(path: Path, *, mode: int) -> None:
-    """To the image's user, as docs/image.md has it; to everybody where we may not."""
+    """Give a path to the image's user, as in docs/image.md, or without root to every user."""
     if os.geteuid() == 0:
         os.chown(path, 65532, 65532)
         path.chmod(mode)

@@ -1,4 +1,4 @@
-"""`gpuwarden init`: what it writes, what it keeps, and what it will not overwrite."""
+"""`gpuwarden init`: written files, kept options, and protected files."""
 
 import os
 import re
@@ -29,7 +29,7 @@ def written(folder: Path, *options: str) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_every_file_is_named_in_the_readme_or_lies_in_a_folder_that_is(tmp_path: Path) -> None:
+def test_readme_names_every_file_or_its_folder(tmp_path: Path) -> None:
     found = written(tmp_path, "--host", "box1")
 
     readme = found.pop("README.md")
@@ -39,20 +39,20 @@ def test_every_file_is_named_in_the_readme_or_lies_in_a_folder_that_is(tmp_path:
         assert f"{folder}/*{Path(file).suffix}" in readme or name in readme or f"{folder}/*.rules.yaml" in readme, name
 
 
-def test_nothing_is_left_to_fill_in() -> None:
+def test_no_placeholder_is_left() -> None:
     for name, text in files(SITE).items():
         if not name.startswith(("gpuwarden/rules/", "gpuwarden/dashboards/", "gpuwarden/docs/")):
             assert not re.search(r"\$\w", text), name
 
 
-def test_a_second_run_keeps_token_and_host_and_changes_nothing(tmp_path: Path) -> None:
+def test_second_run_keeps_token_and_host_and_changes_nothing(tmp_path: Path) -> None:
     first = written(tmp_path, "--host", "box1")
 
     assert written(tmp_path) == first
     assert (tmp_path / "gpuwarden" / "token").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_second_run_keeps_the_watchdogs_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_run_keeps_the_watchdog_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = written(tmp_path, "--host", "box1", "--watchdog-url", "https://example.com/ping/1")
 
     assert written(tmp_path) == first
@@ -66,7 +66,7 @@ def test_a_second_run_keeps_the_watchdogs_address(tmp_path: Path, capsys: pytest
     assert "outside" not in written(tmp_path)["alertmanager.yml"]
 
 
-def test_the_alerts_link_to_the_given_runbooks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_alerts_link_to_the_given_runbooks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name, page = "gpuwarden/rules/stall.rules.yaml", "GpuwardenJobStalled.md"
 
     here = written(tmp_path, "--host", "box1", "--remediator-port", "77")
@@ -74,15 +74,15 @@ def test_the_alerts_link_to_the_given_runbooks(tmp_path: Path, capsys: pytest.Ca
     assert "only on this host" in capsys.readouterr().out
 
     for slash in ("", "/"):
-        told = written(tmp_path, "--runbooks-url", f"https://wiki.example.com/gpu{slash}")
-        assert f'runbook_url: "https://wiki.example.com/gpu/{page}"\n' in told[name]
-        assert f"https://wiki.example.com/gpu/{page}\n" in told["README.md"]
-        assert "127.0.0.1" not in "".join(text for file, text in told.items() if file.startswith("gpuwarden/rules/"))
-        assert written(tmp_path) == told
+        linked = written(tmp_path, "--runbooks-url", f"https://wiki.example.com/gpu{slash}")
+        assert f'runbook_url: "https://wiki.example.com/gpu/{page}"\n' in linked[name]
+        assert f"https://wiki.example.com/gpu/{page}\n" in linked["README.md"]
+        assert "127.0.0.1" not in "".join(text for file, text in linked.items() if file.startswith("gpuwarden/rules/"))
+        assert written(tmp_path) == linked
     assert "only on this host" not in capsys.readouterr().out
 
 
-def test_the_runbooks_are_written_and_each_page_that_they_link(tmp_path: Path) -> None:
+def test_runbooks_are_written_with_every_linked_page(tmp_path: Path) -> None:
     found = written(tmp_path)
 
     runbooks = [name for name in found if name.startswith("gpuwarden/docs/runbooks/")]
@@ -92,7 +92,7 @@ def test_the_runbooks_are_written_and_each_page_that_they_link(tmp_path: Path) -
             assert os.path.normpath(f"gpuwarden/docs/runbooks/{link}") in found, (name, link)
 
 
-def test_a_second_run_keeps_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_run_keeps_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     podman = "--podman=unix:///run/podman/podman.sock"
     options = [
         "--command=/opt/gpuwarden/bin/gpuwarden", "--config-dir=/etc/warden",
@@ -104,14 +104,14 @@ def test_a_second_run_keeps_every_option(tmp_path: Path, capsys: pytest.CaptureF
     assert "earlier run" not in capsys.readouterr().out
 
     assert written(tmp_path) == first
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for option in options:
-        assert f"init: {option} kept from the last run" in told
+        assert f"init: {option} kept from the last run" in output
 
     later = written(tmp_path, "--runbooks-url", "https://wiki.example.com/gpu", "--systemd-unit", "c.service")
-    told = capsys.readouterr().out
-    assert "init: --systemd-unit=c.service, before: gpu-worker@*.service,b.service\n" in told
-    assert f"init: {podman} kept from the last run" in told
+    output = capsys.readouterr().out
+    assert "init: --systemd-unit=c.service, before: gpu-worker@*.service,b.service\n" in output
+    assert f"init: {podman} kept from the last run" in output
     assert set(later) - set(first) == {".runbooks-url"}
     assert later["gpuwarden/gpuwarden.env"] == first["gpuwarden/gpuwarden.env"].replace(
         "gpu-worker@*.service,b.service", "c.service"
@@ -122,14 +122,14 @@ def test_a_second_run_keeps_every_option(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("kept", [b"--remediator-port=x", b"--colour=red", b"--systemd-unit=*", b"\xff", b"box1"])
-def test_kept_options_that_are_none_are_told_in_a_sentence(kept: bytes, tmp_path: Path) -> None:
+def test_invalid_kept_options_are_reported(kept: bytes, tmp_path: Path) -> None:
     (tmp_path / ".options").write_bytes(kept + b"\n")
 
     with pytest.raises(InitError, match=r"\.options.+correct the file, or remove it"):
         init.command([str(tmp_path)])
 
 
-def test_an_installation_without_pages_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installation_without_docs_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuwarden.docs_pages.FOLDER", tmp_path / "docs")
 
     with pytest.raises(InitError, match=r"^nothing was written: no [^\n]*install[^\n]*$"):
@@ -141,7 +141,7 @@ def test_an_installation_without_pages_is_one_sentence(tmp_path: Path, monkeypat
                                  "http://[", "https://[::1", "https://:9", "https://a:99999999", "https://a:0",
                                  "https://a:b/c", "https://@", "https://a@/b",
                                  "https://a/b?x=1", "https://a/b?", "https://a/b#c"])  # fmt: skip
-def test_an_address_of_runbooks_that_prometheus_would_read_otherwise_is_refused(url: str, tmp_path: Path) -> None:
+def test_invalid_runbooks_url_is_rejected(url: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         init.command([str(tmp_path), "--runbooks-url", url])
 
@@ -153,12 +153,12 @@ def test_an_address_of_runbooks_that_prometheus_would_read_otherwise_is_refused(
 @pytest.mark.parametrize(
     "url", ["https://a", "http://a.example:8080/b/", "https://[::1]:9/b", "https://me@a:65535/~b/%20c"]
 )
-def test_an_address_of_runbooks_that_opens_is_taken(url: str, tmp_path: Path) -> None:
+def test_valid_runbooks_url_is_used(url: str, tmp_path: Path) -> None:
     assert f"{url.rstrip('/')}/GpuwardenJobStalled.md" in written(tmp_path, "--runbooks-url", url)["README.md"]
 
 
 @pytest.mark.parametrize("name", [".runbooks-url", ".watchdog-url", "gpuwarden/host"])
-def test_what_is_kept_and_is_no_text_is_told_in_a_sentence(name: str, tmp_path: Path) -> None:
+def test_kept_file_with_invalid_text_is_reported(name: str, tmp_path: Path) -> None:
     (tmp_path / "gpuwarden").mkdir()
     (tmp_path / name).write_bytes(b"https://\xff\n")
 
@@ -166,19 +166,19 @@ def test_what_is_kept_and_is_no_text_is_told_in_a_sentence(name: str, tmp_path: 
         init.command([str(tmp_path)])
 
 
-def test_removing_the_address_restores_the_runbook_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_removing_the_url_restores_the_runbook_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = written(tmp_path, "--host", "box1")
     written(tmp_path, "--runbooks-url", "https://wiki.example.com/gpu")
     file = tmp_path / ".runbooks-url"
-    told = f"begin with https://wiki.example.com/gpu, kept in {file}; remove that file to link the remediator"
-    assert told in capsys.readouterr().out
+    hint = f"begin with https://wiki.example.com/gpu, kept in {file}; remove that file to link the remediator"
+    assert hint in capsys.readouterr().out
 
     file.unlink()
 
     assert written(tmp_path) == before
 
 
-def test_a_kept_address_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_invalid_kept_watchdog_url_is_rejected(tmp_path: Path) -> None:
     (tmp_path / ".watchdog-url").write_text("example.com\n")
 
     with pytest.raises(
@@ -187,8 +187,8 @@ def test_a_kept_address_that_is_none_is_refused(tmp_path: Path) -> None:
         init.command([str(tmp_path)])
 
 
-@pytest.mark.parametrize("there", [True, False], ids=["there", "not there"])
-def test_docker_is_asked_where_its_socket_is(
+@pytest.mark.parametrize("there", [True, False], ids=["present", "missing"])
+def test_docker_is_configured_if_its_socket_exists(
     there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "docker.sock"
@@ -198,29 +198,29 @@ def test_docker_is_asked_where_its_socket_is(
             engine.bind(str(path))
         found = written(tmp_path / "by-default")["gpuwarden/gpuwarden.env"]
         said = capsys.readouterr().out
-        told = written(tmp_path / "told", "--docker", "unix:///run/d.sock")["gpuwarden/gpuwarden.env"]
+        given = written(tmp_path / "given", "--docker", "unix:///run/d.sock")["gpuwarden/gpuwarden.env"]
 
     watched, acted_on = (f"unix://{path}",) * 2 if there else ("auto", "none")
     assert f"GPUWARDEN_EXPORTER_DOCKER={watched}\n" in found
     assert f"GPUWARDEN_REMEDIATOR_DOCKER={acted_on}\n" in found
     assert ("remediator will not" in said) is not there
-    assert "GPUWARDEN_EXPORTER_DOCKER=unix:///run/d.sock\n" in told
+    assert "GPUWARDEN_EXPORTER_DOCKER=unix:///run/d.sock\n" in given
 
 
-def test_a_docker_that_is_not_to_be_asked_is_asked_by_nobody(tmp_path: Path) -> None:
+def test_docker_can_be_disabled(tmp_path: Path) -> None:
     found = written(tmp_path, "--docker", "none")["gpuwarden/gpuwarden.env"]
 
     assert "GPUWARDEN_EXPORTER_DOCKER=none\n" in found
     assert "GPUWARDEN_REMEDIATOR_DOCKER=none\n" in found
 
 
-def test_other_options_change_what_was_left_as_it_was_written(tmp_path: Path) -> None:
+def test_new_options_change_unchanged_files(tmp_path: Path) -> None:
     written(tmp_path, "--host", "box1")
 
     assert "127.0.0.1:7777" in written(tmp_path, "--exporter-port", "7777")["prometheus.yml"]
 
 
-def test_a_changed_file_is_not_overwritten_without_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_file_is_not_overwritten_without_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = written(tmp_path, "--host", "box1")
     (tmp_path / "prometheus.yml").write_text("mine\n")
 
@@ -233,7 +233,7 @@ def test_a_changed_file_is_not_overwritten_without_force(tmp_path: Path, capsys:
     assert "overwritten: prometheus.yml" in capsys.readouterr().out
 
 
-def test_files_that_somebody_else_put_there_are_not_overwritten(tmp_path: Path) -> None:
+def test_foreign_files_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "alertmanager.yml").write_text("theirs\n")
 
     with pytest.raises(InitError, match=r"alertmanager\.yml"):
@@ -241,12 +241,12 @@ def test_files_that_somebody_else_put_there_are_not_overwritten(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("path", ["etc/gpuwarden", "/etc/gpu warden", "/etc/%h", "/etc/$x", "/a\n/b"])
-def test_a_path_that_systemd_would_read_otherwise_is_refused(tmp_path: Path, path: str) -> None:
+def test_invalid_path_for_systemd_is_rejected(tmp_path: Path, path: str) -> None:
     with pytest.raises(InitError, match="invalid "):
         init.command([str(tmp_path), "--config-dir", path])
 
 
-def test_a_host_key_that_cannot_be_a_label_is_refused(tmp_path: Path) -> None:
+def test_host_key_must_be_a_valid_label(tmp_path: Path) -> None:
     with pytest.raises(GpuwardenError, match="host"):
         init.command([str(tmp_path), "--host", "a b"])
 
@@ -267,9 +267,9 @@ def test_a_host_key_that_cannot_be_a_label_is_refused(tmp_path: Path) -> None:
             ("a@*.service", "b.service", "c[0-9].service"),
         ),
     ],
-    ids=["by default", "told of Podman and services"],
+    ids=["default", "Podman and services"],
 )
-def test_exporter_and_executor_read_the_settings_it_writes(
+def test_exporter_and_executor_read_the_written_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], podman: str, units: tuple[str, ...]
 ) -> None:
     env = written(tmp_path, "--prometheus-port", "7777", *options)["gpuwarden/gpuwarden.env"]
@@ -287,20 +287,22 @@ def test_exporter_and_executor_read_the_settings_it_writes(
 @pytest.mark.parametrize(
     ("unit", "says"), [("*", "names no services"), ("gpu", "names no services"), ("a.service,*.service", "no services")]
 )
-def test_a_pattern_of_all_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], unit: str, says: str) -> None:
+def test_pattern_for_all_units_is_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], unit: str, says: str
+) -> None:
     with pytest.raises(SystemExit):
         init.command([str(tmp_path), "--systemd-unit", unit])
 
     assert says in capsys.readouterr().err
 
 
-def test_a_pattern_that_a_file_of_settings_would_read_otherwise_is_refused(tmp_path: Path) -> None:
+def test_pattern_with_an_escape_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InitError, match=r"invalid systemd-unit"):
         init.command([str(tmp_path), "--systemd-unit", r"a\x2d*.service"])
 
 
 @pytest.mark.needs_parts
-def test_promtool_and_amtool_accept_what_it_writes(tmp_path: Path) -> None:
+def test_promtool_and_amtool_accept_the_written_files(tmp_path: Path) -> None:
     options = [
         word for name in ("config-dir", "data-dir", "runtime-dir") for word in (f"--{name}", str(tmp_path / name))
     ]

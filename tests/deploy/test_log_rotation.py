@@ -1,4 +1,4 @@
-"""Logs are bounded, while the part that writes one has it open."""
+"""Logs are bounded while a program has them open."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from deploy.standalone.log_rotation import rotate
 
 
-def test_a_small_log_and_none_are_left_alone(tmp_path: Path) -> None:
+def test_small_or_missing_log_is_not_rotated(tmp_path: Path) -> None:
     (tmp_path / "part.log").write_text("a line\n")
 
     assert not rotate(tmp_path / "part.log", size_max_bytes=100)
@@ -15,7 +15,7 @@ def test_a_small_log_and_none_are_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["part.log"]
 
 
-def test_a_log_that_is_written_moves_up_and_the_oldest_goes(tmp_path: Path) -> None:
+def test_open_log_is_rotated_and_the_oldest_is_removed(tmp_path: Path) -> None:
     log = tmp_path / "part.log"
     with log.open("a") as part:
         for number in range(4):
@@ -29,7 +29,7 @@ def test_a_log_that_is_written_moves_up_and_the_oldest_goes(tmp_path: Path) -> N
     }  # fmt: skip
 
 
-def test_without_room_for_a_copy_everything_stays_as_it_was(tmp_path: Path) -> None:
+def test_full_disk_leaves_all_logs_unchanged(tmp_path: Path) -> None:
     log = tmp_path / "part.log"
     log.write_text("b" * 50)
     (tmp_path / "part.log.1").write_text("a" * 50)

@@ -1,4 +1,4 @@
-"""Free ports: all different, outside of the range for connections, and none that is taken."""
+"""Free ports: distinct, below the range for connections, and not in use."""
 
 import socket
 from contextlib import ExitStack
@@ -9,7 +9,7 @@ import pytest
 from deploy.standalone import ports
 
 
-def test_ports_differ_and_are_below_the_kernels_range() -> None:
+def test_ports_are_distinct_and_below_the_kernel_range() -> None:
     found = ports.free_ports(20)
 
     assert len(set(found)) == 20
@@ -17,7 +17,7 @@ def test_ports_differ_and_are_below_the_kernels_range() -> None:
     assert min(found) >= ports.PORTS_FROM
 
 
-def test_a_taken_port_is_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_in_use_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = ports.free_ports(1)[0]
     monkeypatch.setattr(ports, "PORTS_FROM", first)
     monkeypatch.setattr(ports, "RANGE", tmp_path / "range")

@@ -1,4 +1,4 @@
-"""What ties the parts of a chain to the process that started them, and what its Prometheus tells of itself."""
+"""Programs of a chain end with the process that started them; Prometheus publishes the health of its rules."""
 
 import subprocess
 import sys
@@ -25,21 +25,21 @@ else:
         time.sleep(0.01)
     os.execv(tether[0], [*tether, "touch", sys.argv[2]])
 """
-"""A child that comes to its tether when its parent has died, or lives."""
+"""A child which reaches its tether when its parent has died, or lives."""
 
 
 @pytest.mark.parametrize(("parent", "begins"), [("lives", True), ("dies", False)])
-def test_a_part_whose_starter_was_killed_early_does_not_begin(tmp_path: Path, parent: str, begins: bool) -> None:
+def test_program_of_a_killed_chain_does_not_start(tmp_path: Path, parent: str, begins: bool) -> None:
     made = tmp_path / "made"
 
-    # Its output ends with the last of the two.
+    # Both processes hold the output open.
     subprocess.run([sys.executable, "-c", FORK, parent, str(made)], cwd=CHECKOUT, check=True, stdout=subprocess.PIPE)
 
     assert made.exists() is begins
 
 
 @pytest.mark.needs_parts
-def test_its_prometheus_tells_how_its_own_rules_fare(tmp_path: Path) -> None:
+def test_prometheus_publishes_the_health_of_its_rules(tmp_path: Path) -> None:
     try:
         debian_packages.find("prometheus")
     except debian_packages.PartMissing as missing:
@@ -47,7 +47,7 @@ def test_its_prometheus_tells_how_its_own_rules_fare(tmp_path: Path) -> None:
     chain = Chain(Plan(work=tmp_path, host="a", docker=None, simulate_gpu=None, intervals=Intervals(scrape_s=1)))
     wanted = FOREIGN_SERIES - {"up", "ALERTS"}
 
-    def told() -> set[str]:
+    def published() -> set[str]:
         with suppress(httpx.HTTPError):
             ours = chain.query('{__name__=~"prometheus_rule_.+", rule_group=~".*;gpuwarden_.*"}')
             return {each["metric"]["__name__"] for each in ours} & wanted
@@ -56,7 +56,10 @@ def test_its_prometheus_tells_how_its_own_rules_fare(tmp_path: Path) -> None:
     try:
         chain.start("prometheus")
         eventually(
-            lambda: told() == wanted, f"{wanted} are told", within_s=60, log=lambda: chain.log_tail("prometheus")
+            lambda: published() == wanted,
+            f"{wanted} are published",
+            within_s=60,
+            log=lambda: chain.log_tail("prometheus"),
         )
     finally:
         chain.stop("prometheus")

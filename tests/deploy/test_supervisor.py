@@ -1,4 +1,4 @@
-"""Parts that end by themselves: when each is started again, and when that is given up."""
+"""Programs that exit: when they are restarted, and when the supervisor gives up."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ RESTART_LIMITS = RestartLimits(exits_max=3, window_s=100.0, first_s=1.0, longest
 
 
 class Room:
-    """Parts that end when a test says so."""
+    """Programs that exit when a test says so."""
 
     def __init__(self) -> None:
         self.codes: dict[str, int] = {}
@@ -53,24 +53,24 @@ def supervisor(room: Room, said: list[str]) -> Supervisor:
 @pytest.mark.parametrize(
     ("ends", "step"),
     [
-        pytest.param([5.0], Restart(after_s=1.0, exits=1), id="the first end waits a little"),
-        pytest.param([5.0, 6.0], Restart(after_s=2.0, exits=2), id="the second one longer"),
-        pytest.param([5.0, 6.0, 9.0], Restart(after_s=3.0, exits=3), id="never longer than the longest"),
-        pytest.param([5.0, 6.0, 9.0, 12.0], GiveUp(because="4 exits within 100 s"), id="one too many"),
-        pytest.param([5.0, 106.0, 109.0, 112.0], Restart(after_s=3.0, exits=3), id="an old end is forgiven"),
+        pytest.param([5.0], Restart(after_s=1.0, exits=1), id="first exit: short delay"),
+        pytest.param([5.0, 6.0], Restart(after_s=2.0, exits=2), id="second exit: longer delay"),
+        pytest.param([5.0, 6.0, 9.0], Restart(after_s=3.0, exits=3), id="longest delay"),
+        pytest.param([5.0, 6.0, 9.0, 12.0], GiveUp(because="4 exits within 100 s"), id="too many exits"),
+        pytest.param([5.0, 106.0, 109.0, 112.0], Restart(after_s=3.0, exits=3), id="old exits do not count"),
     ],
 )
-def test_what_becomes_of_a_part_that_has_ended(ends: list[float], step: Restart | GiveUp) -> None:
+def test_next_step_after_an_exit(ends: list[float], step: Restart | GiveUp) -> None:
     assert next_step(ends, limits=RESTART_LIMITS) == step
 
 
-def test_a_part_that_runs_is_left_alone(room: Room, supervisor: Supervisor, said: list[str]) -> None:
+def test_running_program_is_not_restarted(room: Room, supervisor: Supervisor, said: list[str]) -> None:
     supervisor.tick(0.0)
 
     assert (room.started, said) == ([], [])
 
 
-def test_a_part_that_ended_is_started_again_on_time(room: Room, supervisor: Supervisor, said: list[str]) -> None:
+def test_exited_program_is_restarted_after_the_delay(room: Room, supervisor: Supervisor, said: list[str]) -> None:
     room.codes = {"serve": -9}
     supervisor.tick(10.0)
     supervisor.tick(10.5)
@@ -85,7 +85,7 @@ def test_a_part_that_ended_is_started_again_on_time(room: Room, supervisor: Supe
     ]
 
 
-def test_one_part_waits_for_no_other(room: Room, supervisor: Supervisor) -> None:
+def test_programs_are_restarted_independently(room: Room, supervisor: Supervisor) -> None:
     room.codes = {"serve": 1}
     supervisor.tick(10.0)
     room.codes["exporter"] = 1
@@ -94,7 +94,7 @@ def test_one_part_waits_for_no_other(room: Room, supervisor: Supervisor) -> None
     assert room.started == ["serve"]
 
 
-def test_a_part_that_keeps_ending_ends_all_with_its_last_words(room: Room, supervisor: Supervisor) -> None:
+def test_program_that_keeps_exiting_ends_all_with_its_last_log_lines(room: Room, supervisor: Supervisor) -> None:
     for now_s in (0.0, 10.0, 20.0):
         room.codes = {"execute": 1}
         supervisor.tick(now_s)
@@ -107,7 +107,7 @@ def test_a_part_that_keeps_ending_ends_all_with_its_last_words(room: Room, super
     assert "the last words of execute" in str(given_up.value)
 
 
-def test_a_part_that_cannot_be_started_is_given_up(room: Room, supervisor: Supervisor, said: list[str]) -> None:
+def test_program_that_cannot_start_is_given_up(room: Room, supervisor: Supervisor, said: list[str]) -> None:
     room.codes, room.refuses = {"prometheus": -15}, True
 
     for second in range(9):

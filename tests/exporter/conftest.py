@@ -1,4 +1,4 @@
-"""A host's folder with real workers in it, and an exporter's log."""
+"""A runtime folder with real workers, an exporter's log, and a fake NVIDIA driver."""
 
 import ctypes
 import os
@@ -31,13 +31,13 @@ with Reporter(Path(directory), worker=worker, queue="gpu", subdirectory=subdirec
                            stall_timeout_s=120.0)
     print(reporter.incarnation, flush=True)
     if sys.stdin.readline():
-        sum(range(10**15))  # one call that never lets the interpreter go: the heartbeat's thread does not run
+        sum(range(10**15))  # one call that holds the interpreter lock, so that the heartbeat thread does not run
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """A worker that runs as a process of its own; it ends cleanly when its standard input is closed."""
+    """A worker in a separate process; it ends cleanly when its standard input is closed."""
 
     process: subprocess.Popen[str]
     incarnation: str
@@ -48,7 +48,7 @@ class Worker:
         return self.process.pid
 
     def stop(self) -> None:
-        """SIGSTOP, and wait until the kernel has seen to it: it stays alive and does nothing."""
+        """Send SIGSTOP and wait until the process is stopped. It stays alive."""
         self.process.send_signal(signal.SIGSTOP)
         stat = Path("/proc") / str(self.pid) / "stat"
         eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it has stopped")
@@ -57,7 +57,7 @@ class Worker:
         self.process.send_signal(signal.SIGCONT)
 
     def burn(self) -> None:
-        """Compute until it is killed, in a call that holds the interpreter."""
+        """Compute until it is killed, in a call that holds the interpreter lock."""
         assert self.process.stdin
         self.process.stdin.write("burn\n")
         self.process.stdin.flush()
@@ -84,7 +84,7 @@ def house(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start_worker(house: Path) -> Iterator[StartWorker]:
-    """Start a worker that uses the real reporter: `start_worker("w0", folder="w0", job_id=7, env={...})`."""
+    """Start a worker with the real reporter: `start_worker("w0", folder="w0", job_id=7, env={...})`."""
     started: list[Worker] = []
 
     def start(
@@ -110,7 +110,7 @@ def start_worker(house: Path) -> Iterator[StartWorker]:
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
-    """What the sampler logs."""
+    """The log of the sampler."""
     capture = LogCapture()
     for module in (change_log, sampler, source_runner):
         monkeypatch.setattr(module, "log", structlog.wrap_logger(None, processors=[capture]))
@@ -119,14 +119,14 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """A folder whose path leaves room for a socket's name: a Unix socket's path has 108 bytes at most."""
+    """A folder with a short path: the path of a Unix socket has at most 108 bytes."""
     with tempfile.TemporaryDirectory(prefix="gw-") as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stand-in for NVIDIA's driver library, made once."""
+    """The fake NVIDIA library, compiled once."""
     try:
         return nvidia.build(tmp_path_factory.mktemp("nvml"))
     except debian_packages.PartMissing as missing:
@@ -135,13 +135,13 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def driver(nvml_library: Path, tmp_path: Path) -> nvidia.Driver:
-    """An NVIDIA driver for a process that is started with its environment."""
+    """An NVIDIA driver for a process with its environment."""
     return nvidia.Driver(nvml_library, tmp_path / "nvml.script")
 
 
 @pytest.fixture
 def driver_here(driver: nvidia.Driver, monkeypatch: pytest.MonkeyPatch) -> nvidia.Driver:
-    """The same in this process: a library that is loaded already is found again by its own name (dlopen(3))."""
+    """The same for this process: dlopen(3) finds a loaded library by its name."""
     ctypes.CDLL(str(driver.library))
     monkeypatch.setenv("NVML_SCRIPT", str(driver.script))
     return driver

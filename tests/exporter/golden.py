@@ -188,7 +188,7 @@ SNAPSHOT = build.snapshot(
             ram_idle_s=None,
             ram_unknown=Unknown(reason="unreadable", because="gone"),
             io_idle_s=None,
-            work_unknown=Unknown(reason="io_unreadable", because="not told"),
+            work_unknown=Unknown(reason="io_unreadable", because="not reported"),
         ),
     ),
     ended=(

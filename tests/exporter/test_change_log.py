@@ -1,4 +1,4 @@
-"""What is logged as one snapshot differs from the one before: files that turn bad or good, suspicions (A4)."""
+"""Log lines for differences between two snapshots: invalid files, suspected jobs (A4)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.exporter.test_sampler import sampler
 
 
 def report_job(worker: Worker, *, step_beat_age_s: float) -> None:
-    """Write its job file for it, last beaten that long ago."""
+    """Write a job file for the worker, with a step beat of this age."""
     now = clock.stamp()
 
     def ago(seconds: float) -> Stamp:
@@ -27,7 +27,7 @@ def report_job(worker: Worker, *, step_beat_age_s: float) -> None:
     (worker.folder / "w0.job.json").write_text(state_file.render(job))
 
 
-def test_a_suspected_job_is_logged_once(house: Path, start_worker: StartWorker, logged: LogCapture) -> None:
+def test_suspected_job_is_logged_once(house: Path, start_worker: StartWorker, logged: LogCapture) -> None:
     worker = start_worker("w0")
     busy = GpuProcess(pid=worker.pid, utilization_ratio=0.9, memory_bytes=0)
     look = sampler(house, gpus=lambda: build.gpus(build.gpu(0, busy)))
@@ -47,7 +47,7 @@ def test_a_suspected_job_is_logged_once(house: Path, start_worker: StartWorker, 
     ]  # fmt: skip
 
 
-def test_state_files_that_turn_bad_and_good_again_are_logged(house: Path, logged: LogCapture) -> None:
+def test_invalid_and_valid_state_files_are_logged(house: Path, logged: LogCapture) -> None:
     bad = house / "slot" / "w0.worker.json"
     bad.parent.mkdir()
     bad.write_text("{")
@@ -64,7 +64,7 @@ def test_state_files_that_turn_bad_and_good_again_are_logged(house: Path, logged
     ]
 
 
-def test_the_log_names_the_first_file_of_each_reason_and_what_is_wrong_with_it(house: Path, logged: LogCapture) -> None:
+def test_log_names_the_first_file_of_each_reason_and_its_error(house: Path, logged: LogCapture) -> None:
     slot = house / "slot"
     slot.mkdir()
     for name in ("w0", "w1"):
@@ -85,7 +85,7 @@ def test_the_log_names_the_first_file_of_each_reason_and_what_is_wrong_with_it(h
     )
 
 
-def test_task_files_that_turn_bad_and_good_again_are_logged(house: Path, tmp_path: Path, logged: LogCapture) -> None:
+def test_invalid_and_valid_task_files_are_logged(house: Path, tmp_path: Path, logged: LogCapture) -> None:
     bad = tmp_path / "running_tasks" / "8.json"
     bad.parent.mkdir()
     bad.write_text('{"running_log_id":8,"remote_p')
@@ -103,7 +103,7 @@ def test_task_files_that_turn_bad_and_good_again_are_logged(house: Path, tmp_pat
     assert logged.entries[0]["first_errors"]["not_json"].startswith(f"{bad}: not whole JSON (")
 
 
-def test_two_claims_to_one_name_are_logged(house: Path, logged: LogCapture) -> None:
+def test_two_workers_with_one_name_are_logged(house: Path, logged: LogCapture) -> None:
     for folder in ("a", "b"):
         (house / folder).mkdir()
         (house / folder / "w0.worker.json").write_text(state_file.render(build.worker_file()))

@@ -1,4 +1,4 @@
-"""Clocks that are set and machines that sleep accuse nobody; a whole silence that was seen does (A2, A14)."""
+"""Clock changes and suspended machines trigger no condition; a whole observed silence does (A2, A14)."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +23,10 @@ STEPS = pytest.mark.parametrize("step_s", [600.0, -600.0], ids=["forward", "back
 
 
 class Machine:
-    """A host whose clocks the test sets, through the real sampler and state files.
+    """A host with clocks that the test sets, a real sampler and real state files.
 
-    Its one worker is a real process that holds its lock and was stopped, so that it uses no CPU time and writes no
-    file: what is in its files is what the test lets it say. Its one GPU is idle.
+    Its worker is a real process which holds its lock and is stopped. It uses no CPU time and writes no file; the test
+    writes its files. Its GPU is idle.
     """
 
     def __init__(self, house: Path, worker: Worker) -> None:
@@ -46,11 +46,11 @@ class Machine:
         self._set_by_s += step_s
 
     def sleep(self, seconds: float) -> None:
-        """Suspended and resumed: CLOCK_BOOTTIME has gone on, and nobody looked."""
+        """Suspend and resume: CLOCK_BOOTTIME advances without a sample."""
         self._boottime_s += seconds
 
     def show_life(self) -> None:
-        """Heartbeat and beat, now."""
+        """Heartbeat and step beat, now."""
         now, incarnation = self.stamp(), self._worker.incarnation
         worker = build.worker_file(incarnation=incarnation, started=now, heartbeat=now, loop=now)
         job = build.job_file(incarnation=incarnation, started=now, phase_started=now, beat=now)
@@ -60,22 +60,22 @@ class Machine:
     def look(self) -> Snapshot:
         return self._sampler.sample()
 
-    def watch(self, seconds: int, *, lives: bool = False) -> None:
-        """A look a second, each preceded by a sign of life where it lives."""
+    def watch(self, seconds: int, *, alive: bool = False) -> None:
+        """One sample per second, each after a heartbeat and a step beat if `alive`."""
         for _ in range(seconds):
             self._boottime_s += 1.0
-            if lives:
+            if alive:
                 self.show_life()
             self.look()
 
     def facts(self) -> WorkerFacts:
-        """What a remediator is told now, but for the RAM's size, which is this machine's."""
+        """The evidence for a remediator, without the size of the RAM."""
         found = evidence.worker_evidence("w0", self.look(), now=self.stamp())
         assert found is not None
         return replace(found, ram_bytes=None)
 
-    def accused(self) -> set[str]:
-        """The conditions that hold of what a remediator is told now."""
+    def conditions(self) -> set[str]:
+        """The conditions that the evidence meets."""
         found = self.facts()
         assert found.job_id is not None
         assert found.alive
@@ -103,23 +103,23 @@ def machine(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPa
     return found
 
 
-def test_a_whole_silence_that_was_seen_accuses(machine: Machine) -> None:
+def test_whole_silence_meets_the_conditions(machine: Machine) -> None:
     """The control of every test below."""
     machine.watch(29)
-    assert machine.accused() == set()
+    assert machine.conditions() == set()
     machine.watch(1)
-    assert machine.accused() == {"dead_worker"}
+    assert machine.conditions() == {"dead_worker"}
     machine.watch(89)
-    assert machine.accused() == {"dead_worker"}
+    assert machine.conditions() == {"dead_worker"}
     machine.watch(1)
-    assert machine.accused() == {"dead_worker", "stall"}
+    assert machine.conditions() == {"dead_worker", "stall"}
 
 
-# The wall clock is set
+# Wall clock changes
 
 
 @STEPS
-def test_a_wall_clock_that_is_set_changes_no_age_and_no_duration(machine: Machine, step_s: float) -> None:
+def test_wall_clock_change_does_not_change_ages_and_durations(machine: Machine, step_s: float) -> None:
     machine.watch(20)
     before = machine.facts()
 
@@ -131,7 +131,7 @@ def test_a_wall_clock_that_is_set_changes_no_age_and_no_duration(machine: Machin
 
 
 @STEPS
-def test_a_sign_of_life_after_the_wall_clock_was_set_is_as_fresh_as_any(machine: Machine, step_s: float) -> None:
+def test_step_beat_after_a_wall_clock_change_is_recent(machine: Machine, step_s: float) -> None:
     machine.watch(200)
     machine.set_wall_clock(step_s)
 
@@ -139,24 +139,24 @@ def test_a_sign_of_life_after_the_wall_clock_was_set_is_as_fresh_as_any(machine:
 
     found = machine.facts()
     assert (found.heartbeat_age_s, found.step_beat_age_s, found.elapsed_s) == (0.0, 0.0, 0.0)
-    assert machine.accused() == set()
+    assert machine.conditions() == set()
 
 
 @STEPS
-def test_a_wall_clock_that_is_set_makes_a_silence_neither_longer_nor_shorter(machine: Machine, step_s: float) -> None:
+def test_wall_clock_change_does_not_change_a_silence(machine: Machine, step_s: float) -> None:
     machine.watch(15)
     machine.set_wall_clock(step_s)
     machine.watch(14)
-    assert machine.accused() == set()
+    assert machine.conditions() == set()
 
     machine.watch(1)
-    assert machine.accused() == {"dead_worker"}
+    assert machine.conditions() == {"dead_worker"}
     machine.watch(90)
-    assert machine.accused() == {"dead_worker", "stall"}
+    assert machine.conditions() == {"dead_worker", "stall"}
 
 
 @STEPS
-def test_what_is_published_differs_by_nothing_but_the_unix_times(step_s: float) -> None:
+def test_wall_clock_change_affects_only_published_unix_times(step_s: float) -> None:
     def scraped(set_by_s: float) -> list[str]:
         def at(age_s: float) -> Stamp:
             found = build.ago(age_s)
@@ -171,57 +171,57 @@ def test_what_is_published_differs_by_nothing_but_the_unix_times(step_s: float) 
     assert changed == {"gpuwarden_worker_heartbeat_timestamp_seconds", "gpuwarden_job_step_beat_timestamp_seconds"}
 
 
-# The machine sleeps
+# Suspension
 
 
-def test_a_machine_that_slept_accuses_nobody_right_after_though_every_age_is_old(machine: Machine) -> None:
-    machine.watch(200, lives=True)
+def test_resumed_machine_meets_no_condition_at_once(machine: Machine) -> None:
+    machine.watch(200, alive=True)
     machine.sleep(SLEEP_S)
 
     found = machine.facts()
 
     assert (found.heartbeat_age_s, found.step_beat_age_s) == (SLEEP_S, SLEEP_S)
     assert (found.cpu_idle_s, found.gpu_idle_s, found.ram_idle_s) == (0.0, 0.0, 0.0)
-    assert machine.accused() == set()
+    assert machine.conditions() == set()
 
 
-def test_a_machine_that_slept_accuses_nobody_who_lives_on(machine: Machine) -> None:
-    machine.watch(200, lives=True)
+def test_living_worker_meets_no_condition_after_a_suspension(machine: Machine) -> None:
+    machine.watch(200, alive=True)
     machine.sleep(SLEEP_S)
     machine.watch(9)  # a heartbeat comes every 10 s
-    assert machine.accused() == set()
+    assert machine.conditions() == set()
 
-    machine.watch(200, lives=True)
-    assert machine.accused() == set()
+    machine.watch(200, alive=True)
+    assert machine.conditions() == set()
 
 
-def test_a_machine_that_slept_accuses_after_a_whole_silence_that_was_seen(machine: Machine) -> None:
-    machine.watch(200, lives=True)
+def test_whole_silence_after_a_suspension_meets_the_conditions(machine: Machine) -> None:
+    machine.watch(200, alive=True)
     machine.sleep(SLEEP_S)
     machine.look()
 
     machine.watch(29)
-    assert machine.accused() == set()
+    assert machine.conditions() == set()
     machine.watch(1)
-    assert machine.accused() == {"dead_worker"}
+    assert machine.conditions() == {"dead_worker"}
     machine.watch(90)
-    assert machine.accused() == {"dead_worker", "stall"}
+    assert machine.conditions() == {"dead_worker", "stall"}
 
 
-def test_a_silence_that_a_sleep_interrupts_starts_over(machine: Machine) -> None:
+def test_suspension_restarts_a_silence(machine: Machine) -> None:
     machine.watch(29)
     machine.sleep(SLEEP_S)
     machine.watch(30)
-    assert machine.accused() == set()
+    assert machine.conditions() == set()
 
     machine.watch(1)
-    assert machine.accused() == {"dead_worker"}
+    assert machine.conditions() == {"dead_worker"}
 
 
 @STEPS
-def test_a_machine_whose_wall_clock_is_set_as_it_wakes_accuses_nobody(machine: Machine, step_s: float) -> None:
-    machine.watch(200, lives=True)
+def test_wall_clock_change_at_resume_meets_no_condition(machine: Machine, step_s: float) -> None:
+    machine.watch(200, alive=True)
     machine.sleep(SLEEP_S)
     machine.set_wall_clock(step_s)
 
-    assert machine.accused() == set()
+    assert machine.conditions() == set()

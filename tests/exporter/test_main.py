@@ -1,4 +1,4 @@
-"""What the exporter does before it looks at anything."""
+"""Start of the exporter."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from exporter import main
 from gpuwarden.errors import GpuwardenError
 
 
-def test_a_second_exporter_with_the_same_state_dir_is_refused(tmp_path: Path) -> None:
+def test_second_exporter_with_the_same_state_dir_is_rejected(tmp_path: Path) -> None:
     folder = tmp_path / "exporter"
     main._lock_state_dir(folder)
 
@@ -16,7 +16,7 @@ def test_a_second_exporter_with_the_same_state_dir_is_refused(tmp_path: Path) ->
         main._lock_state_dir(folder)
 
 
-def test_a_state_dir_that_cannot_be_made_ends_no_exporter(tmp_path: Path) -> None:
+def test_missing_state_dir_does_not_end_the_exporter(tmp_path: Path) -> None:
     main._lock_state_dir(tmp_path / "missing" / "exporter")
 
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What a running exporter holds in memory: nothing of what only another program, or another host, needs."""
+"""Modules in a running exporter: none which only other programs need."""
 
 import http.client
 import subprocess
@@ -10,12 +10,12 @@ import pytest
 
 from tests.exporter.conftest import StartWorker
 from tests.exporter.http.test_server import environment
-from tests.exporter.sources.containers.docker_daemon import Telling, daemon
+from tests.exporter.sources.containers.docker_daemon import EventDaemon, daemon
 from tests.waiting import eventually
 
 
 def answers(port: int, path: str) -> bool:
-    """Whether a page is there."""
+    """Whether the page answers with success."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request("GET", path)
@@ -30,7 +30,7 @@ def _worker(start_worker: StartWorker) -> None:
 
 
 def loaded(house: Path, *arguments: object) -> set[str]:
-    """The packages that an exporter has loaded that was scraped and asked; Python itself says so."""
+    """The packages which an exporter has loaded after requests, as Python reports them."""
     command = [
         sys.executable,
         "-X",
@@ -52,22 +52,22 @@ def loaded(house: Path, *arguments: object) -> set[str]:
     ]
     process = subprocess.Popen(list(map(str, command)), env=environment(), stderr=subprocess.PIPE, text=True)
     assert process.stderr
-    told: list[str] = []
+    log_lines: list[str] = []
     with process:
         try:
-            while not told or "exporter ready" not in told[-1]:
-                told.append(process.stderr.readline())
-                assert told[-1], told
-            port = int(told[-1].partition('"port": ')[2].partition(",")[0])  # another line may be in this one
+            while not log_lines or "exporter ready" not in log_lines[-1]:
+                log_lines.append(process.stderr.readline())
+                assert log_lines[-1], log_lines
+            port = int(log_lines[-1].partition('"port": ')[2].partition(",")[0])  # the line may contain another one
             for path in ("/metrics", "/"):
                 assert answers(port, path), path
-            for path in ("/-/ready", "/evidence?worker=w0"):  # at twenty looks a second one can be late for it
+            for path in ("/-/ready", "/evidence?worker=w0"):  # at twenty samples a second one can be late
                 eventually(partial(answers, port, path), f"{path} answers")
         finally:
             process.terminate()
-        told += process.communicate(timeout=20)[1].splitlines()
-    assert process.returncode == 0, told
-    modules = (line.rpartition("|")[2].strip() for line in told if line.startswith("import time:"))
+        log_lines += process.communicate(timeout=20)[1].splitlines()
+    assert process.returncode == 0, log_lines
+    modules = (line.rpartition("|")[2].strip() for line in log_lines if line.startswith("import time:"))
     return {module.partition(".")[0] for module in modules}
 
 
@@ -75,19 +75,19 @@ NEEDLESS = {"pynvml", "sqlalchemy"}
 CLIENT = {"docker", "requests"}
 
 
-def test_a_running_exporter_has_loaded_no_library_that_only_others_need(house: Path) -> None:
+def test_running_exporter_loads_no_library_of_other_programs(house: Path) -> None:
     found = loaded(house, "--docker", "none")
 
     assert {"bcrypt", "exporter", "gpuwarden", "prometheus_client", "structlog"} <= found
     assert found.isdisjoint(NEEDLESS | CLIENT)
 
 
-def test_nor_one_that_asks_an_engine_which_it_has_loaded_the_client_for(house: Path, short_path: Path) -> None:
-    telling = Telling()
+def test_exporter_with_an_engine_loads_only_its_client(house: Path, short_path: Path) -> None:
+    event_daemon = EventDaemon()
 
-    with daemon(short_path, telling) as url:
+    with daemon(short_path, event_daemon) as url:
         found = loaded(house, "--docker", url)
 
-    assert telling.listings
+    assert event_daemon.listings
     assert found >= CLIENT
     assert found.isdisjoint(NEEDLESS)

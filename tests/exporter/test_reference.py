@@ -1,4 +1,4 @@
-"""The pages that are written from the code, and never lag behind it."""
+"""Generated pages are up to date."""
 
 import re
 import shutil
@@ -15,14 +15,14 @@ from exporter.settings import Settings
 from tests.exporter import golden
 
 
-def test_the_pages_in_docs_are_those_of_this_code() -> None:
-    """Where this fails: `python -m exporter.reference`."""
+def test_pages_in_docs_match_the_code() -> None:
+    """To fix it: `python -m exporter.reference`."""
     assert reference.main(["--check"]) == 0
 
 
 @pytest.mark.parametrize("page", ["metrics.md", "settings-exporter.md"])
 @pytest.mark.parametrize("lag", ["changed", "missing"])
-def test_a_page_that_lags_is_named(page: str, lag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outdated_page_is_named(page: str, lag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("metrics.md", "settings-exporter.md"):
         shutil.copy(reference.DOCS / name, tmp_path)
     whole = (tmp_path / page).read_text()
@@ -39,7 +39,7 @@ def test_a_page_that_lags_is_named(page: str, lag: str, tmp_path: Path, capsys: 
     assert (tmp_path / page).read_text() == whole
 
 
-def test_every_published_series_has_its_row_and_no_row_is_left_over() -> None:
+def test_every_published_series_has_a_row_and_every_row_a_series() -> None:
     published = {
         sample.name for family in text_string_to_metric_families(golden.PATH.read_text()) for sample in family.samples
     }
@@ -48,7 +48,7 @@ def test_every_published_series_has_its_row_and_no_row_is_left_over() -> None:
     assert published == rows
 
 
-def test_every_series_has_its_source_on_the_page_and_none_is_sent_with_a_scrape() -> None:
+def test_every_series_has_its_source_on_the_page_and_not_in_the_scrape() -> None:
     sources = {
         line.split("`")[1]: line.split(" | ")[5] for line in reference.metrics_page().splitlines() if "| `" in line[:3]
     }
@@ -66,18 +66,20 @@ def test_every_series_has_its_source_on_the_page_and_none_is_sent_with_a_scrape(
         pytest.param(
             gauge("gpuwarden_exporter_info", "", (), (), source=" ", absent="never"),
             "gpuwarden_exporter_info",
-            id="a gauge",
+            id="gauge without a source",
         ),
         pytest.param(
             counter("gpuwarden_container_unknown_samples", "", (), (), source="", absent="never"),
             "samples_total",
-            id="a counter",
+            id="counter without a source",
         ),
-        pytest.param(gauge("gpuwarden_build_info", "", (), (), source="here", absent=""), "absent", id="a gap"),
-        pytest.param(GaugeMetricFamily("gpuwarden_exporter_info", ""), "family.py", id="one that is made otherwise"),
+        pytest.param(
+            gauge("gpuwarden_build_info", "", (), (), source="here", absent=""), "absent", id="no absent text"
+        ),
+        pytest.param(GaugeMetricFamily("gpuwarden_exporter_info", ""), "family.py", id="other class"),
     ],
 )
-def test_there_is_no_page_with_a_series_of_which_nobody_says_where_it_comes_from(family: Metric, because: str) -> None:
+def test_series_without_a_source_fails_the_page(family: Metric, because: str) -> None:
     with (
         patch.object(reference, "COLLECTORS", {"gpus": lambda _: [family]}),
         pytest.raises((TypeError, ValueError), match=because),
@@ -85,7 +87,7 @@ def test_there_is_no_page_with_a_series_of_which_nobody_says_where_it_comes_from
         reference.metrics_page()
 
 
-def test_every_setting_has_its_row_with_the_variable_that_sets_it() -> None:
+def test_every_setting_has_a_row_with_its_variable() -> None:
     page = reference.settings_page()
 
     for name in Settings.model_fields:

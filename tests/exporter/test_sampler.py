@@ -1,4 +1,4 @@
-"""One look at the host: real workers, real process trees, sources that fail alone."""
+"""One sample of the host: real workers, real process trees, sources that fail."""
 
 import json
 import os
@@ -40,7 +40,7 @@ from tests.waiting import eventually
 
 
 class Docker:
-    """A listing, or the error that takes its place."""
+    """A listing, or an error instead."""
 
     def __init__(self, *containers: Any, error: Exception | None = None) -> None:
         self.listing: Any = Listing(containers={each.id: each for each in containers}, taken_s=0.0, duration_s=0.0)
@@ -54,7 +54,7 @@ class Docker:
 
 
 class Driver:
-    """How often it was asked, and how that went."""
+    """Counts questions and returns a given health."""
 
     def __init__(self, health: DriverHealth | None = None) -> None:
         self.asked = 0
@@ -67,7 +67,7 @@ class Driver:
         return self._health
 
     def timing(self) -> None:
-        """It is not asked in a process of its own."""
+        """It has no process."""
 
 
 def sampler(house: Path, **changes: Any) -> Sampler:
@@ -90,7 +90,7 @@ def only(snapshot: Snapshot) -> ContainerEvidence:
     return found
 
 
-def test_a_bare_worker_is_seen_by_its_process_tree(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
+def test_worker_without_container_has_its_process_tree(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
     worker = start_worker("w0", job_id=7)
     busy = {"pid": worker.pid, "utilization_ratio": 0.75, "memory_bytes": 1024}
     gpus = simulate(tmp_path, {"uuid": "GPU-sim-0", "index": 0, "utilization_ratio": 0.75, "processes": [busy]})
@@ -108,7 +108,7 @@ def test_a_bare_worker_is_seen_by_its_process_tree(house: Path, start_worker: St
     assert health(snapshot) == {"workers": True, "gpu": True}
 
 
-def test_durations_grow_from_one_look_to_the_next(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
+def test_durations_grow_between_samples(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
     start_worker("w0")
     gpus = simulate(tmp_path, {"uuid": "GPU-sim-0", "index": 0, "utilization_ratio": 0.0, "processes": []})
     look = sampler(house, gpus=gpus)
@@ -119,7 +119,7 @@ def test_durations_grow_from_one_look_to_the_next(house: Path, start_worker: Sta
     assert (only(second).gpu_idle_s, only(second).ram_idle_s) == (between_s, between_s)
 
 
-def test_where_there_is_no_source_of_gpus_none_is_out_of_order(
+def test_missing_gpu_source_is_not_an_outage(
     house: Path, start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_trackers, "OUTAGE_S", 0.0)
@@ -130,7 +130,7 @@ def test_where_there_is_no_source_of_gpus_none_is_out_of_order(
     assert only(sampler(house).sample()).gpu_last_busy_age_s is None
 
 
-def test_a_restarted_worker_has_new_durations(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
+def test_restarted_worker_has_new_durations(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
     gpus = simulate(tmp_path, {"uuid": "GPU-sim-0", "index": 0, "utilization_ratio": 0.0, "processes": []})
     look = sampler(house, gpus=gpus)
     first = start_worker("w0")
@@ -148,16 +148,16 @@ def test_a_restarted_worker_has_new_durations(house: Path, start_worker: StartWo
 @pytest.mark.parametrize(
     ("environment", "gpus"),
     [
-        pytest.param({}, ("GPU-0", "GPU-1"), id="neither variable is set: it sees every GPU"),
+        pytest.param({}, ("GPU-0", "GPU-1"), id="no variable: every GPU"),
         pytest.param({"CUDA_VISIBLE_DEVICES": "1"}, ("GPU-1",), id="CUDA_VISIBLE_DEVICES"),
         pytest.param(
             {"CUDA_VISIBLE_DEVICES": "1", "NVIDIA_VISIBLE_DEVICES": "GPU-0"}, ("GPU-0",), id="NVIDIA_VISIBLE_DEVICES"
         ),
         pytest.param({"CUDA_VISIBLE_DEVICES": "-1"}, (), id="-1 hides every GPU"),
-        pytest.param({"CUDA_VISIBLE_DEVICES": ""}, (), id="so does nothing"),
+        pytest.param({"CUDA_VISIBLE_DEVICES": ""}, (), id="empty: no GPU"),
     ],
 )
-def test_the_gpus_of_a_worker_in_no_container_are_those_its_environment_names(
+def test_worker_without_container_has_the_gpus_of_its_environment(
     environment: dict[str, str],
     gpus: tuple[str, ...],
     house: Path,
@@ -174,7 +174,7 @@ def test_the_gpus_of_a_worker_in_no_container_are_those_its_environment_names(
     assert (found.gpu_idle_s is None) == (gpus == ())
 
 
-def test_a_process_tree_holds_children_of_every_thread_and_their_ram_is_summed(tmp_path: Path) -> None:
+def test_process_tree_has_children_of_every_thread_and_sums_their_ram(tmp_path: Path) -> None:
     def shape(pid: int, *, pages: int, children: dict[int, str]) -> None:
         for thread, listed in children.items():
             task = tmp_path / str(pid) / "task" / str(thread)
@@ -198,12 +198,12 @@ def test_a_process_tree_holds_children_of_every_thread_and_their_ram_is_summed(t
 @pytest.mark.parametrize(
     "error",
     [
-        pytest.param(OSError("the driver is gone"), id="an error of the system"),
-        pytest.param(simulated.SimulationError("no simulated GPUs"), id="an error of ours"),
-        pytest.param(RuntimeError("a defect"), id="a defect"),
+        pytest.param(OSError("the driver is gone"), id="system error"),
+        pytest.param(simulated.SimulationError("no simulated GPUs"), id="own error"),
+        pytest.param(RuntimeError("a defect"), id="defect"),
     ],
 )
-def test_a_failing_gpu_source_costs_gpus_alone(error: Exception, house: Path, start_worker: StartWorker) -> None:
+def test_failing_gpu_source_affects_only_gpus(error: Exception, house: Path, start_worker: StartWorker) -> None:
     start_worker("w0")
 
     def fail() -> GpuReadings:
@@ -217,7 +217,7 @@ def test_a_failing_gpu_source_costs_gpus_alone(error: Exception, house: Path, st
     assert only(snapshot).ram_bytes is not None
 
 
-def test_what_became_of_asking_the_driver_is_told_most_of_all_when_it_does_not_answer(house: Path) -> None:
+def test_health_of_a_hanging_driver_is_published(house: Path) -> None:
     def fail() -> GpuReadings:
         raise GpuwardenError("it hangs")
 
@@ -228,7 +228,7 @@ def test_what_became_of_asking_the_driver_is_told_most_of_all_when_it_does_not_a
     assert (snapshot.gpus, snapshot.drivers) == (None, {"gpu": hanging})
 
 
-def test_every_driver_is_asked_before_the_answer_of_one_is_waited_for(house: Path) -> None:
+def test_every_driver_is_asked_before_the_first_answer_is_awaited(house: Path) -> None:
     asked = {"gpu": Driver(), "drm": Driver()}
     waited: list[int] = []
 
@@ -242,7 +242,7 @@ def test_every_driver_is_asked_before_the_answer_of_one_is_waited_for(house: Pat
     assert snapshot.drivers == {"gpu": DriverHealth(), "drm": DriverHealth()}
 
 
-def test_several_gpu_sources_are_read_and_fail_alone(house: Path, start_worker: StartWorker) -> None:
+def test_gpu_sources_fail_separately(house: Path, start_worker: StartWorker) -> None:
     start_worker("w0")
     card = build.gpu(0, node="renderD128", uuid="GPU-amd", source="amdgpu")
     answers: dict[str, GpuReadings] = {"gpu": build.gpus(build.gpu(0)), "drm": GpuReadings(source="drm", gpus=(card,))}
@@ -262,12 +262,12 @@ def test_several_gpu_sources_are_read_and_fail_alone(house: Path, start_worker: 
         {"workers": True, "gpu": False, "drm": True},
         {"workers": True, "gpu": False, "drm": False},
     ]
-    # Without NVIDIA's driver nobody knows of how many GPUs the worker has: the other one's idleness is not its own.
+    # Without the NVIDIA driver the number of the worker's GPUs is unknown, so it is not idle.
     assert (only(both).gpu_idle_s, only(one).gpu_idle_s) == (0.0, None)
 
 
 class Amd:
-    """A worker on a GPU of AMD's that was given one of NVIDIA's, which is idle; `look` takes one look at it."""
+    """A worker on an AMD GPU that was given an idle NVIDIA GPU."""
 
     def __init__(self, house: Path, tree: Tree, pid: int, **changes: Any) -> None:
         tree.node(1, gpu_id=5, minor=128, unique_id=7)
@@ -289,7 +289,7 @@ class Amd:
         return self.source.read()
 
     def look(self) -> tuple[float | None, tuple[str, ...]] | None:
-        """For how long the container is idle, and on what; `None` where it is not told of."""
+        """GPU idle time of the container, and its GPUs; `None` if the container is missing."""
         found = self.sampler.sample().containers
         return (found[0].gpu_idle_s, found[0].gpus) if found else None
 
@@ -297,7 +297,7 @@ class Amd:
 BOTH = ("GPU-0", "GPU-0000000000000007")
 
 
-def test_an_unreadable_gpu_outlasts_a_silence(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_gpu_stays_unknown(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.getpid()
     docker = Docker(build.container(pid=pid, gpu_request=("0",)))
     places = ContainerCgroups()
@@ -319,7 +319,7 @@ def test_an_unreadable_gpu_outlasts_a_silence(house: Path, tmp_path: Path, monke
     assert gone == (0.0, ("GPU-0",))
 
 
-def test_a_container_is_forgotten_by_its_own_engine_alone(house: Path) -> None:
+def test_only_its_engine_removes_a_container(house: Path) -> None:
     docker, podman = Docker(build.container()), Docker()
     look = sampler(house, containers={"docker": docker, "podman": podman})
     look.sample()
@@ -332,7 +332,7 @@ def test_a_container_is_forgotten_by_its_own_engine_alone(house: Path) -> None:
     assert (kept, len(look._containers._histories)) == (1, 0)
 
 
-def test_an_unlisted_worker_keeps_its_gpus(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
+def test_unlisted_worker_keeps_its_gpus(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
     amd = Amd(house, Tree(tmp_path / "host"), start_worker("w0", env={"CUDA_VISIBLE_DEVICES": "0"}).pid)
     looks = [amd.look()]
     amd.hangs = True
@@ -345,8 +345,8 @@ def test_an_unlisted_worker_keeps_its_gpus(house: Path, start_worker: StartWorke
     assert looks == [(None, BOTH), None, (None, BOTH)]
 
 
-@pytest.mark.parametrize("request_", [{"CUDA_VISIBLE_DEVICES": "0"}, {}], ids=["given another", "names none"])
-def test_a_worker_on_a_gpu_whose_processes_cannot_be_listed_is_unknown(
+@pytest.mark.parametrize("request_", [{"CUDA_VISIBLE_DEVICES": "0"}, {}], ids=["another GPU assigned", "no GPU named"])
+def test_worker_on_a_gpu_with_unlisted_processes_is_unknown(
     request_: dict[str, str], house: Path, start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
@@ -368,8 +368,8 @@ def test_a_worker_on_a_gpu_whose_processes_cannot_be_listed_is_unknown(
     assert seen == (0.0, ("GPU-0",))
 
 
-@pytest.mark.parametrize("request_", [{"CUDA_VISIBLE_DEVICES": "0"}, {}], ids=["given another", "names none"])
-def test_a_worker_that_a_new_reader_has_not_found_yet_is_unknown_until_it_was_looked_at(
+@pytest.mark.parametrize("request_", [{"CUDA_VISIBLE_DEVICES": "0"}, {}], ids=["another GPU assigned", "no GPU named"])
+def test_worker_is_unknown_until_a_new_reader_has_read_its_files(
     request_: dict[str, str], house: Path, start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
@@ -377,7 +377,7 @@ def test_a_worker_that_a_new_reader_has_not_found_yet_is_unknown_until_it_was_lo
     monkeypatch.setattr(clients, "is_device", lambda _: True)
     tree = Tree(tmp_path / "host")
     amd = Amd(house, tree, start_worker("w0", env=request_).pid)
-    shutil.rmtree(tree.sys / "class/kfd/kfd/proc" / str(amd.pid))  # it draws, and computes nothing
+    shutil.rmtree(tree.sys / "class/kfd/kfd/proc" / str(amd.pid))  # only graphics, no compute
     looks = [amd.look()]
 
     amd.hangs = True
@@ -393,7 +393,7 @@ def test_a_worker_that_a_new_reader_has_not_found_yet_is_unknown_until_it_was_lo
     assert set(BOTH) <= set(found[1])
 
 
-def test_a_container_whose_gpu_was_gone_before_the_exporter_began_is_unknown_and_counted(house: Path) -> None:
+def test_container_with_a_gpu_missing_from_the_start_is_unknown_and_counted(house: Path) -> None:
     docker = Docker(build.container(gpu_request=("renderD129",)))
 
     snapshot = sampler(house, containers={"docker": docker}, gpus=lambda: build.gpus(build.gpu(0))).sample()
@@ -402,7 +402,7 @@ def test_a_container_whose_gpu_was_gone_before_the_exporter_began_is_unknown_and
     assert snapshot.unknown["worker-0", "gpu", "gpu_missing"] == 1
 
 
-def test_a_lost_gpu_counts_for_containers_found_at_the_start_and_not_for_later_ones(house: Path) -> None:
+def test_lost_gpu_counts_only_for_containers_found_at_the_start(house: Path) -> None:
     lost = replace(build.gpu(0), utilization_ratio=None, processes=None, lost=True)
     ran = build.container(pid=os.getpid(), gpu_request=("0",))
     docker = Docker(ran, error=GpuwardenError("is being started"))
@@ -422,8 +422,10 @@ def test_a_lost_gpu_counts_for_containers_found_at_the_start_and_not_for_later_o
     assert lost_s[later.id] is None
 
 
-@pytest.mark.parametrize("nvidia", [True, False], ids=["NVIDIA's driver is there", "nothing of NVIDIA's"])
-def test_another_vendors_gpu_is_no_nvidia(nvidia: bool, house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
+@pytest.mark.parametrize("nvidia", [True, False], ids=["NVIDIA driver", "no NVIDIA driver"])
+def test_gpu_of_another_vendor_is_separate(
+    nvidia: bool, house: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
     start_worker("w0")
     tree = Tree(tmp_path / "host")
     if nvidia:
@@ -443,7 +445,7 @@ def test_another_vendors_gpu_is_no_nvidia(nvidia: bool, house: Path, start_worke
     assert found == {"w0": (None, ()) if nvidia else (0.0, (at_rest.uuid,)), "worker-0": (None, ())}
 
 
-def test_a_gpu_that_is_gone_is_known_by_its_node(house: Path) -> None:
+def test_missing_gpu_is_known_by_its_node(house: Path) -> None:
     cards = [build.gpu(0, node="renderD128", uuid="GPU-amd"), build.gpu(1, node="renderD129", uuid="pci-0000:00:02.0")]
     look = sampler(house, drm=lambda: build.gpus(*cards))
     first = look.sample().gpus
@@ -455,7 +457,7 @@ def test_a_gpu_that_is_gone_is_known_by_its_node(house: Path) -> None:
     assert [each and each.gone for each in (first, second, third)] == [{}, {"renderD128": "GPU-amd"}, {}]
 
 
-def test_a_failing_worker_source_leaves_containers_and_gpus(house: Path, start_worker: StartWorker) -> None:
+def test_failing_worker_source_keeps_containers_and_gpus(house: Path, start_worker: StartWorker) -> None:
     worker = start_worker("w0")
     docker = Docker(build.container(pid=worker.pid))
 
@@ -466,7 +468,7 @@ def test_a_failing_worker_source_leaves_containers_and_gpus(house: Path, start_w
     assert only(snapshot).container.name == "worker-0"
 
 
-def test_an_engine_that_does_not_answer_costs_its_own_containers_and_not_the_other_engines(house: Path) -> None:
+def test_silent_engine_affects_only_its_containers(house: Path) -> None:
     docker = Docker(build.container())
     podman = Docker(build.container(kind="podman", id="b" * 64, name="p", incarnation="p@1"))
     look = sampler(house, containers={"docker": docker, "podman": podman})
@@ -483,14 +485,14 @@ def test_an_engine_that_does_not_answer_costs_its_own_containers_and_not_the_oth
 @pytest.mark.parametrize(
     ("docker", "podman", "placed"),
     [
-        pytest.param("down", "none", "docker", id="the one engine's container holds its folder"),
-        pytest.param("none", "down", "podman", id="the other engine's does"),
-        pytest.param("down", "down", None, id="one of each does: nobody knows which"),
-        pytest.param("down", "silent", None, id="the silent engine may have another"),
-        pytest.param("down", "pods", "docker", id="silent pods hold no folder"),
+        pytest.param("down", "none", "docker", id="container of the first engine"),
+        pytest.param("none", "down", "podman", id="container of the second engine"),
+        pytest.param("down", "down", None, id="containers of both engines"),
+        pytest.param("down", "silent", None, id="second engine silent"),
+        pytest.param("down", "pods", "docker", id="silent pods have no folders"),
     ],
 )
-def test_an_unseen_dead_worker_was_where_its_folder_is(docker: str, podman: str, placed: str | None) -> None:
+def test_dead_worker_never_seen_alive_was_where_its_folder_is(docker: str, podman: str, placed: str | None) -> None:
     def listing(kind: str, says: str) -> Listing | None:
         held = build.container(kind=kind, id=kind, folders=("f0",), pid=0)
         down = {kind: held} if says == "down" else {}
@@ -503,7 +505,7 @@ def test_an_unseen_dead_worker_was_where_its_folder_is(docker: str, podman: str,
     assert (found and found.kind) == placed
 
 
-def test_who_may_be_ranked_by_a_budget_and_is_in_no_ranking_is_told(house: Path) -> None:
+def test_budgeted_containers_without_a_ranking_are_named(house: Path) -> None:
     budgeted = VramBudget(recyclable=True, budget_bytes=2**30)
     one, other = (
         build.container(kind=kind, id=kind, incarnation=f"{kind}@1", name="same", vram_budget=budgeted)
@@ -520,20 +522,20 @@ def test_who_may_be_ranked_by_a_budget_and_is_in_no_ranking_is_told(house: Path)
 
 
 UNPLACED: dict[str, Callable[["Docker", Path], object]] = {
-    "its engine does not answer": lambda docker, _: setattr(docker, "error", OSError("Docker does not answer")),
-    "its engine does not tell of one": lambda docker, _: setattr(
+    "engine silent": lambda docker, _: setattr(docker, "error", OSError("Docker does not answer")),
+    "one container not inspected": lambda docker, _: setattr(
         docker, "listing", replace(docker.listing, containers={}, whole=False)
     ),
-    "its processes are unknown": lambda _, group: (group / "cgroup.procs").write_text(""),
-    "one of two has the same name": lambda docker, _: docker.listing.containers.update(
+    "processes unknown": lambda _, group: (group / "cgroup.procs").write_text(""),
+    "duplicate name": lambda docker, _: docker.listing.containers.update(
         two=build.container(id="two", incarnation="two@1")
     ),
-    "workers cannot be listed": lambda _, group: (group.parent / "gpuwarden").rename(group.parent / "elsewhere"),
+    "workers unlisted": lambda _, group: (group.parent / "gpuwarden").rename(group.parent / "elsewhere"),
 }
 
 
 @pytest.mark.parametrize("spoil", UNPLACED.values(), ids=UNPLACED)
-def test_use_outside_needs_every_container_known(spoil: Callable[["Docker", Path], object], tmp_path: Path) -> None:
+def test_use_outside_requires_every_container(spoil: Callable[["Docker", Path], object], tmp_path: Path) -> None:
     group, folder = tmp_path / "group", tmp_path / "gpuwarden"
     group.mkdir()
     folder.mkdir()
@@ -549,26 +551,26 @@ def test_use_outside_needs_every_container_known(spoil: Callable[["Docker", Path
     assert look.sample().unplaced == ()
 
 
-def test_what_a_process_held_that_has_ended_is_on_its_way_back_though_the_driver_lists_it_still(house: Path) -> None:
+def test_memory_of_an_ended_process_returns_even_if_the_driver_still_lists_it(house: Path) -> None:
     process = subprocess.Popen(["sleep", "600"])
     gpu = build.gpu(0, build.process(process.pid, 0.0, 7), build.process(os.getpid(), 0.0, 9))
     look = sampler(house, gpus=lambda: build.gpus(gpu), thresholds=Thresholds(vram_return_s=3.0))
     try:
         beginning = look.sample()
         first = beginning.reclaiming_bytes
-        eventually(lambda: look.sample().reclaiming_bytes == {"GPU-0": 0}, "it is known that nothing is")
+        eventually(lambda: look.sample().reclaiming_bytes == {"GPU-0": 0}, "nothing returns")
     finally:
         process.kill()
-    eventually(lambda: look.sample().reclaiming_bytes == {"GPU-0": 7}, "it has ended, and nobody has waited for it")
+    eventually(lambda: look.sample().reclaiming_bytes == {"GPU-0": 7}, "it is a zombie")
     process.wait()
 
     assert first == {}
     assert beginning.gpu_totals["GPU-0"].unknown == {("memory_reclaiming_bytes", "not_yet"): 1}
     assert look.sample().reclaiming_bytes == {"GPU-0": 7}
-    eventually(lambda: look.sample().reclaiming_bytes == {"GPU-0": 0}, "it is taken to stay")
+    eventually(lambda: look.sample().reclaiming_bytes == {"GPU-0": 0}, "the bound has passed")
 
 
-def test_who_cannot_be_looked_at_has_not_ended(tmp_path: Path) -> None:
+def test_unreadable_process_has_not_ended(tmp_path: Path) -> None:
     (tmp_path / "7" / "stat").mkdir(parents=True)
 
     assert not processes.has_ended(7, proc=tmp_path)
@@ -581,22 +583,22 @@ threading.Thread(target=time.sleep, args=(60,)).start()
 print(flush=True)
 ctypes.PyDLL(None).pthread_exit(None)
 """
-"""A program whose main thread ends and whose other one goes on."""
+"""A program whose main thread ends while another thread runs."""
 
 
-def test_a_process_whose_main_thread_has_ended_has_not_while_another_runs() -> None:
+def test_process_with_a_running_thread_and_an_ended_main_thread_has_not_ended() -> None:
     with subprocess.Popen([sys.executable, "-c", LEADERLESS], stdout=subprocess.PIPE) as leaderless:
         try:
             leaderless.stdout.read(1)  # type: ignore[union-attr]
             eventually(lambda: procfs.stat(leaderless.pid)[0] == "Z", "its main thread has ended")
 
-            assert not processes.has_ended(leaderless.pid), "it holds what it holds, a GPU's memory as well"
+            assert not processes.has_ended(leaderless.pid), "it still holds its memory, also that of a GPU"
         finally:
             leaderless.kill()
-        eventually(lambda: processes.has_ended(leaderless.pid), "now it is a zombie, and nobody has waited for it")
+        eventually(lambda: processes.has_ended(leaderless.pid), "it is a zombie")
 
 
-def test_a_container_that_kubernetes_lists_too_is_seen_as_its_pods(house: Path) -> None:
+def test_container_that_kubernetes_lists_too_belongs_to_its_pod(house: Path) -> None:
     ranked = build.container(vram_budget=VramBudget(budget_bytes=1, recyclable=True))
     pods = replace(ranked, kind="kubernetes", name="ml/llm-0/server", incarnation="uid@1", vram_budget=VramBudget())
     look = sampler(house, containers={"docker": Docker(ranked), "kubernetes": Docker(pods)})
@@ -606,7 +608,7 @@ def test_a_container_that_kubernetes_lists_too_is_seen_as_its_pods(house: Path) 
     assert ([each.container.name for each in snapshot.containers], snapshot.unseen) == (["ml/llm-0/server"], ())
 
 
-def test_a_source_that_fails_is_logged_once_and_once_again_when_it_answers(house: Path, logged: LogCapture) -> None:
+def test_failed_source_is_logged_once_and_again_when_it_recovers(house: Path, logged: LogCapture) -> None:
     docker = Docker(error=OSError("it hangs"))
     look = sampler(house, containers={"docker": docker})
 
@@ -621,7 +623,7 @@ def test_a_source_that_fails_is_logged_once_and_once_again_when_it_answers(house
     ]
 
 
-def test_when_a_source_last_answered_outlives_its_failure(house: Path) -> None:
+def test_last_success_of_a_source_stays_after_a_failure(house: Path) -> None:
     docker = Docker(error=OSError("it hangs"))
     look = sampler(house, containers={"docker": docker})
 
@@ -641,7 +643,7 @@ def test_when_a_source_last_answered_outlives_its_failure(house: Path) -> None:
     assert answered() == (at, "it hangs again")
 
 
-def test_an_engines_duration_is_of_its_listing_and_not_of_the_reading(house: Path) -> None:
+def test_duration_of_an_engine_is_that_of_its_listing(house: Path) -> None:
     source = Docker()
     taken_s = time.monotonic() - 6.5
     source.listing = Listing(containers={}, taken_s=taken_s, duration_s=0.25)
@@ -650,17 +652,17 @@ def test_an_engines_duration_is_of_its_listing_and_not_of_the_reading(house: Pat
 
     first, again = (of_source(look.sample(), "docker") for _ in range(2))
     source.listing = Listing(containers={}, taken_s=taken_s + 6, duration_s=0.5)
-    anew = of_source(look.sample(), "docker")
+    third = of_source(look.sample(), "docker")
 
-    assert [each.success for each in (first, again, anew)] == [True] * 3
-    assert [each.duration_s for each in (first, again, anew)] == [0.25, 0.25, 0.5]
+    assert [each.success for each in (first, again, third)] == [True] * 3
+    assert [each.duration_s for each in (first, again, third)] == [0.25, 0.25, 0.5]
     assert first.succeeded_unix_s == pytest.approx(now_unix_s - 6.5, abs=0.5)
     assert again.succeeded_unix_s == first.succeeded_unix_s
-    assert anew.succeeded_unix_s == pytest.approx(now_unix_s - 0.5, abs=0.5)
+    assert third.succeeded_unix_s == pytest.approx(now_unix_s - 0.5, abs=0.5)
 
 
 class Engine(Listener):
-    """Lists once, and then does not answer until it is let go."""
+    """Lists once, and then not until it is allowed."""
 
     def __init__(self) -> None:
         super().__init__("engine", failure_prefix="the engine does not answer", refresh_s=0.01, fresh_s=0.1)
@@ -675,7 +677,7 @@ class Engine(Listener):
         return Listing(containers={}, taken_s=time.monotonic(), duration_s=0.001)
 
 
-def test_an_engine_that_does_not_answer_took_as_long_as_it_has_been_asked(house: Path) -> None:
+def test_duration_of_a_silent_engine_is_the_time_since_its_question(house: Path) -> None:
     source = Engine()
     look = sampler(house, containers={"docker": source})
     source.start()
@@ -700,7 +702,7 @@ def of_source(snapshot: Snapshot, source: str) -> SourceHealth:
     return next(each for each in snapshot.sources if each.source == source)
 
 
-def test_it_is_told_how_long_a_whole_look_took(house: Path) -> None:
+def test_duration_of_a_sample_is_published(house: Path) -> None:
     slow = sampler(house, gpus=lambda: time.sleep(0.05) or build.gpus())  # type: ignore[func-returns-value]
     began_s = time.monotonic()
 
@@ -710,7 +712,7 @@ def test_it_is_told_how_long_a_whole_look_took(house: Path) -> None:
     assert 0.05 <= took_s <= time.monotonic() - began_s
 
 
-def test_the_thread_outlives_a_defect_and_the_snapshot_grows_old_meanwhile(house: Path, logged: LogCapture) -> None:
+def test_thread_survives_a_defect_and_keeps_the_old_snapshot(house: Path, logged: LogCapture) -> None:
     docker = Docker()
     whole = docker.listing
     docker.listing = replace(whole, containers=None)
@@ -725,14 +727,14 @@ def test_the_thread_outlives_a_defect_and_the_snapshot_grows_old_meanwhile(house
     look.close()
 
     last = look.latest()
-    time.sleep(0.05)  # five intervals in which a thread that had not ended would look again
+    time.sleep(0.05)  # five intervals in which a live thread would take a sample
     assert look.latest() is last
 
 
-# Unknowns are counted
+# Unknown values are counted
 
 
-def test_unknowns_are_counted_while_the_container_runs(house: Path, start_worker: StartWorker) -> None:
+def test_unknown_values_are_counted_while_the_container_runs(house: Path, start_worker: StartWorker) -> None:
     worker = start_worker("w0")
     lost = Gpu(
         uuid="GPU-0", index=0, name="", utilization_ratio=None, memory_used_bytes=None, memory_size_bytes=None,
@@ -747,13 +749,13 @@ def test_unknowns_are_counted_while_the_container_runs(house: Path, start_worker
     assert look.sample().unknown == {}
 
 
-def test_a_container_without_a_gpu_has_nothing_unknown(house: Path, start_worker: StartWorker) -> None:
+def test_container_without_a_gpu_has_no_unknown_values(house: Path, start_worker: StartWorker) -> None:
     start_worker("w0", env={"NVIDIA_VISIBLE_DEVICES": "none"})
 
     assert sampler(house).sample().unknown == {}
 
 
-def test_a_container_whose_first_process_is_gone_is_unknown_in_everything(house: Path) -> None:
+def test_container_without_its_first_process_is_unknown(house: Path) -> None:
     gone = build.container(pid=2**22 + 1)
 
     snapshot = sampler(house, containers={"docker": Docker(gone)}, gpus=lambda: build.gpus(build.gpu(0))).sample()
@@ -763,7 +765,7 @@ def test_a_container_whose_first_process_is_gone_is_unknown_in_everything(house:
     assert snapshot.unknown == {("worker-0", "gpu", "processes_unknown"): 1, ("worker-0", "ram", "unreadable"): 1}
 
 
-def test_ram_needs_a_controller(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ram_requires_a_controller(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = start_worker("w0")
     group = house / "group"
     group.mkdir()
@@ -778,7 +780,7 @@ def test_ram_needs_a_controller(house: Path, start_worker: StartWorker, monkeypa
     assert snapshot.unknown["w0", "ram", "no_controller"] == 1
 
 
-def test_a_gone_cgroup_is_unknown(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_cgroup_is_unknown(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroup, "directory", lambda *_, **__: house / "gone")
     docker = Docker(build.container(name="w0", pid=start_worker("w0").pid))
 
@@ -788,7 +790,7 @@ def test_a_gone_cgroup_is_unknown(house: Path, start_worker: StartWorker, monkey
     assert snapshot.unknown["w0", "gpu", "processes_unknown"] == 1
 
 
-def test_the_second_container_of_a_name_is_counted(house: Path, start_worker: StartWorker) -> None:
+def test_second_container_with_one_name_is_counted(house: Path, start_worker: StartWorker) -> None:
     worker = start_worker("w0")
     docker = Docker(build.container(name="w0", pid=worker.pid, gpu_request=None))
 
@@ -798,7 +800,7 @@ def test_the_second_container_of_a_name_is_counted(house: Path, start_worker: St
     assert snapshot.unknown["w0", "processes", "duplicate_name"] == 1
 
 
-def test_an_unreadable_worker_counts(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_worker_is_counted(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError("not ours to look at")
 

@@ -1,4 +1,4 @@
-"""Two workers that share a container: what each does itself, told apart by real processes."""
+"""Two workers in a shared container: the work of each, by real processes."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ with Reporter(Path(sys.argv[1]), worker=sys.argv[2], queue="gpu", subdirectory=s
 
 
 class Worker:
-    """A real worker, in a process of its own, that does what it is told."""
+    """A real worker process which executes commands."""
 
     def __init__(self, house: Path, name: str) -> None:
         self.name = name
@@ -53,8 +53,8 @@ class Worker:
         )  # fmt: skip
         self.pid = self._answer()
 
-    def tell(self, what: str) -> int:
-        """The pid that it answers with, where it starts something."""
+    def send(self, what: str) -> int:
+        """Send a command and return the pid in the answer, or 0."""
         assert self.process.stdin
         self.process.stdin.write(f"{what}\n")
         self.process.stdin.flush()
@@ -70,7 +70,7 @@ class Worker:
 
 @dataclass
 class Shared:
-    """A container with two workers, `w` and `v`; whose processes use its GPU is for a test to say."""
+    """A container with the workers `w` and `v`. A test selects which processes use its GPU."""
 
     house: Path
     sampler: Sampler
@@ -81,13 +81,13 @@ class Shared:
     beside: list[int] = field(default_factory=list)
 
     def hold(self, *pids: int) -> None:
-        """Have these processes in the container, beside its workers."""
+        """Put these processes into the container, with its workers."""
         self.beside.extend(pids)
         inside = [each.pid for each in (self.w, self.v) if each.process.poll() is None]
         (self.house / "group" / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in (*inside, *self.beside)))
 
     def idle(self) -> dict[str, bool | None]:
-        """Whether each has itself left the GPU idle, from one look to the next; `None` where that is unknown."""
+        """Whether each worker has left the GPU idle between two samples; `None` if unknown."""
         self.sampler.sample()
         found = self.sampler.sample().worker_evidence
         return {name: None if each.gpu_idle_s is None else each.gpu_idle_s > 0 for name, each in found.items()}
@@ -103,7 +103,7 @@ def shared(house: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
     docker = Docker(build.container(pid=1))
     monkeypatch.setattr(cgroup, "directory", lambda *_, **__: house / "group")
     monkeypatch.setattr(cgroup, "memory_directory", lambda *_, **__: None)
-    # In truth these processes are where the tests are.
+    # These processes really are in the cgroup of the tests.
     monkeypatch.setattr(workers, "own_container", lambda: None)
     monkeypatch.setattr(cgroup, "container_id", lambda pid, **_: build.DOCKER_ID if pid in (w.pid, v.pid) else None)
     limits = Thresholds(ram_idle_bytes=2**25, io_idle_bytes_per_s=1.0)
@@ -118,28 +118,28 @@ def shared(house: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
         each.process.communicate()
 
 
-def test_who_leaves_the_gpu_idle_is_told_beside_one_who_computes(shared: Shared) -> None:
+def test_idle_worker_is_separate_from_a_computing_one(shared: Shared) -> None:
     shared.busy = {shared.v.pid}
 
     assert shared.idle() == {"w": True, "v": False}
     assert shared.sampler.sample().containers[0].gpu_idle_s == 0.0
 
 
-def test_what_a_worker_has_started_computes_for_it_alone(shared: Shared) -> None:
-    shared.hold(child := shared.v.tell("start a child"))
+def test_child_of_a_worker_computes_only_for_it(shared: Shared) -> None:
+    shared.hold(child := shared.v.send("start a child"))
     shared.busy = {child}
 
     assert shared.idle() == {"w": True, "v": False}
 
 
-def test_an_orphan_computes_for_either(shared: Shared) -> None:
-    shared.hold(orphan := shared.v.tell("leave an orphan"))
+def test_orphan_computes_for_both(shared: Shared) -> None:
+    shared.hold(orphan := shared.v.send("leave an orphan"))
     shared.busy = {orphan}
 
     assert shared.idle() == {"w": False, "v": False}
 
 
-def test_who_is_left_alone_is_told_apart_no_more(shared: Shared) -> None:
+def test_single_remaining_worker_has_no_separate_evidence(shared: Shared) -> None:
     before = shared.idle()
     shared.v.end()
     shared.hold()
@@ -147,10 +147,10 @@ def test_who_is_left_alone_is_told_apart_no_more(shared: Shared) -> None:
     assert (before, shared.idle()) == ({"w": True, "v": True}, {})
 
 
-def test_ram_and_io_are_each_workers_own(shared: Shared) -> None:
+def test_ram_and_io_are_separate_for_each_worker(shared: Shared) -> None:
     shared.sampler.sample()
-    shared.v.tell("take 64 MiB")
-    shared.v.tell("read 64 MiB")
+    shared.v.send("take 64 MiB")
+    shared.v.send("read 64 MiB")
     found = shared.sampler.sample().worker_evidence
     of_w, of_v = found["w"], found["v"]
 
@@ -160,13 +160,13 @@ def test_ram_and_io_are_each_workers_own(shared: Shared) -> None:
     assert min(of_w.ram_idle_s, of_w.io_idle_s) > 0.0
 
 
-def test_a_worker_whose_process_is_not_among_the_containers_is_unknown_and_not_idle(shared: Shared) -> None:
+def test_worker_without_its_process_in_the_container_is_unknown_not_idle(shared: Shared) -> None:
     (shared.house / "group" / "cgroup.procs").write_text(f"{shared.v.pid}\n")
 
     assert shared.idle() == {"v": True}
 
 
-def test_ram_that_cannot_be_read_is_unknown_and_counted(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_ram_is_unknown_and_counted(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> int:
         raise PermissionError("not ours to look at")
 
@@ -182,7 +182,7 @@ def test_ram_that_cannot_be_read_is_unknown_and_counted(shared: Shared, monkeypa
     assert snapshot.unknown["worker-0", "worker_ram", "unreadable"] == 2
 
 
-def test_a_worker_that_was_not_told_apart_for_a_look_starts_anew(shared: Shared) -> None:
+def test_worker_without_evidence_in_one_sample_restarts_its_durations(shared: Shared) -> None:
     assert shared.idle() == {"w": True, "v": True}
     (shared.house / "group" / "cgroup.procs").write_text(f"{shared.v.pid}\n")
     shared.sampler.sample()

@@ -1,4 +1,4 @@
-"""A worker's silence as the sampler sees it: processes that are stopped, compute, or cannot be looked at (A14)."""
+"""Silent workers in the sampler: processes that are stopped, compute, or are unreadable (A14)."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ PROCESS = CpuUse(start_ticks=77, used_ticks=12)
 
 
 class Silence(NamedTuple):
-    """For how long w0 has given no heartbeat and used no CPU time, seconds."""
+    """Seconds since the last heartbeat of w0, and without CPU time."""
 
     heartbeat_s: float | None
     cpu_s: float | None
@@ -54,8 +54,8 @@ def silence(snapshot: Snapshot) -> Silence:
     return Silence(facts.heartbeat_age_s, facts.cpu_idle_s)
 
 
-def looking(look: Sampler, holds: Callable[[float, float], bool]) -> Silence:
-    """Look until both silences are known and `holds` of them."""
+def sample_until(look: Sampler, holds: Callable[[float, float], bool]) -> Silence:
+    """Sample until both durations are known and `holds` accepts them."""
 
     def seen() -> Silence | None:
         found = silence(look.sample())
@@ -64,58 +64,58 @@ def looking(look: Sampler, holds: Callable[[float, float], bool]) -> Silence:
     return eventually(seen)
 
 
-def test_a_stopped_worker_grows_silent(house: Path, start_worker: StartWorker, logged: LogCapture) -> None:
+def test_durations_of_a_stopped_worker_grow(house: Path, start_worker: StartWorker, logged: LogCapture) -> None:
     worker = start_worker("w0", job_id=7)
     look = sampler(house, dead_after_s=1.0)
 
     worker.stop()
-    first = looking(look, lambda heartbeat_s, cpu_s: min(heartbeat_s, cpu_s) > 0.1)
-    last = looking(look, lambda heartbeat_s, cpu_s: min(heartbeat_s, cpu_s) > 1.0)
+    first = sample_until(look, lambda heartbeat_s, cpu_s: min(heartbeat_s, cpu_s) > 0.1)
+    last = sample_until(look, lambda heartbeat_s, cpu_s: min(heartbeat_s, cpu_s) > 1.0)
     worker.go_on()
-    looking(look, lambda heartbeat_s, _: heartbeat_s < 1.0)
-    looking(look, lambda _, cpu_s: cpu_s < 1.0)
+    sample_until(look, lambda heartbeat_s, _: heartbeat_s < 1.0)
+    sample_until(look, lambda _, cpu_s: cpu_s < 1.0)
 
     assert (last.heartbeat_s or 0.0) - (first.heartbeat_s or 0.0) == pytest.approx(
         (last.cpu_s or 0.0) - (first.cpu_s or 0.0)
     )
-    told = [(each["log_level"], each["event"], each["worker"]) for each in logged.entries]
-    assert told[:2] == [
+    log_lines = [(each["log_level"], each["event"], each["worker"]) for each in logged.entries]
+    assert log_lines[:2] == [
         ("error", "worker dead: no heartbeat, no CPU time", "w0"),
         ("info", "worker alive again", "w0"),
     ]
     assert (logged.entries[0]["job_id"], logged.entries[0]["attempt"]) == (7, 1)
 
 
-def test_a_stopped_idle_worker_is_not_dead(house: Path, start_worker: StartWorker, logged: LogCapture) -> None:
+def test_stopped_worker_without_a_job_is_not_dead(house: Path, start_worker: StartWorker, logged: LogCapture) -> None:
     worker = start_worker("w0")
     look = sampler(house, dead_after_s=0.5)
 
     worker.stop()
-    looking(look, lambda heartbeat_s, cpu_s: min(heartbeat_s, cpu_s) > 0.5)
+    sample_until(look, lambda heartbeat_s, cpu_s: min(heartbeat_s, cpu_s) > 0.5)
 
     assert logged.entries == []
 
 
-def test_a_computing_worker_is_not_still(house: Path, start_worker: StartWorker, logged: LogCapture) -> None:
+def test_computing_worker_is_not_dead(house: Path, start_worker: StartWorker, logged: LogCapture) -> None:
     worker = start_worker("w0", job_id=7)
-    look = sampler(house, dead_after_s=(dead_after_s := 3.0))  # longer than a busy machine keeps one from computing
+    look = sampler(house, dead_after_s=(dead_after_s := 3.0))  # longer than a busy machine may delay its computation
 
     worker.burn()
-    found = looking(look, lambda heartbeat_s, _: heartbeat_s > dead_after_s + 0.5)
-    accused = list(logged.entries)
-    worker.stop()  # the control: the same worker, and the heartbeat no younger
-    looking(look, lambda heartbeat_s, cpu_s: min(heartbeat_s, cpu_s) > dead_after_s)
+    found = sample_until(look, lambda heartbeat_s, _: heartbeat_s > dead_after_s + 0.5)
+    logged_before = list(logged.entries)
+    worker.stop()  # the control: the same worker with the same old heartbeat
+    sample_until(look, lambda heartbeat_s, cpu_s: min(heartbeat_s, cpu_s) > dead_after_s)
 
     assert (found.cpu_s or 0.0) < dead_after_s
-    assert accused == []
+    assert logged_before == []
     assert [each["log_level"] for each in logged.entries] == ["error"]
 
 
-def test_a_restarted_worker_is_still_from_its_own_first_look_on(house: Path, start_worker: StartWorker) -> None:
+def test_restarted_worker_has_a_new_cpu_idle_time(house: Path, start_worker: StartWorker) -> None:
     look = sampler(house)
     first = start_worker("w0")
     first.stop()
-    looking(look, lambda _, cpu_s: cpu_s > 0.1)
+    sample_until(look, lambda _, cpu_s: cpu_s > 0.1)
     first.kill()
     start_worker("w0")
 
@@ -132,11 +132,13 @@ if ctypes.PyDLL(None).syscall(clone, CLONE_VFORK | signal.SIGCHLD, 0, 0, 0, 0) =
 print("goes on", flush=True)
 sys.stdin.read()
 """
-"""Waits in state D, the interpreter held, until its child has read a letter: so does who closes a file on slow NFS."""
+"""Waits in state D with the interpreter lock until its child has read a letter, like a close on slow NFS."""
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_a_kernel_wait_is_silence_outside_of_loads(phase: Phase, house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_wait_is_idle_outside_of_load_and_save(
+    phase: Phase, house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     look = sampler(house)
     command = [sys.executable, "-c", IN_THE_KERNEL]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -155,11 +157,11 @@ def test_a_kernel_wait_is_silence_outside_of_loads(phase: Phase, house: Path, mo
     assert (waits == 0.0) == (phase in {Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT})
 
 
-# What cannot be told
+# Unknown values
 
 
 def seen_as(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
-    """The workers' source sees w0 and w1, both in this test's process."""
+    """The worker source lists w0 and w1, both in this test's process."""
     found = WorkerReadings(
         workers=tuple(
             build.sighting(
@@ -178,7 +180,7 @@ CPU_STILL: Final = 'gpuwarden_worker_cpu_idle_seconds{container="w0",worker="w0"
 @pytest.mark.parametrize(
     "error", [PermissionError("not ours to look at"), ValueError("no such line")], ids=["refused", "not understood"]
 )
-def test_cpu_time_that_cannot_be_read_is_nan_and_counted_and_starts_anew_afterwards(
+def test_unreadable_cpu_time_is_nan_and_counted_and_restarts(
     error: Exception, house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_worker("w0").stop()
@@ -202,14 +204,14 @@ def test_cpu_time_that_cannot_be_read_is_nan_and_counted_and_starts_anew_afterwa
     assert f"{CPU_STILL} 0.0" in golden.scraped(again, now=again.taken)
 
 
-def test_an_unreadable_worker_is_counted_by_its_container(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_worker_is_counted_by_its_container(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen_as(monkeypatch, pid=2**22 + 1, container_id=build.DOCKER_ID)
     look = sampler(house, build.container(pid=os.getpid()))
 
     assert look.sample().unknown["worker-0", "cpu", "unreadable"] == 2
 
 
-def test_a_worker_in_another_pid_namespace_is_unknown(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_in_another_pid_namespace_is_unknown(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen_as(monkeypatch, pid=None)
 
     snapshot = sampler(house).sample()
@@ -218,7 +220,7 @@ def test_a_worker_in_another_pid_namespace_is_unknown(house: Path, monkeypatch: 
     assert snapshot.unknown == {("w0", "cpu", "pid_unknown"): 1, ("w1", "cpu", "pid_unknown"): 1}
 
 
-def test_a_dead_process_has_no_cpu_time_and_nothing_about_it_is_unknown(house: Path, start_worker: StartWorker) -> None:
+def test_dead_process_has_no_cpu_time_and_no_unknown_values(house: Path, start_worker: StartWorker) -> None:
     start_worker("w0", job_id=7).kill()
 
     snapshot = sampler(house).sample()
@@ -247,7 +249,7 @@ def test_two_workers_of_one_process_share_its_cpu_time(house: Path, monkeypatch:
     assert first_s == second_s != 0.0
 
 
-def test_a_pid_that_names_another_process_now_starts_anew(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reused_pid_restarts_the_cpu_idle_time(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen_as(monkeypatch)
     look = sampler(house)
     answers = [PROCESS, PROCESS, replace(PROCESS, start_ticks=78)]
@@ -260,23 +262,23 @@ def test_a_pid_that_names_another_process_now_starts_anew(house: Path, monkeypat
 
 
 @pytest.mark.parametrize("name", ["python3", "a (b) c) 1 2 3", ""])
-def test_cpu_time_is_read_past_any_name_a_process_may_give_itself(name: str, tmp_path: Path) -> None:
+def test_cpu_time_is_read_with_any_process_name(name: str, tmp_path: Path) -> None:
     (tmp_path / "41").mkdir()
-    fields = ["S", *map(str, range(4, 53))]  # the field numbers of proc_pid_stat(5), as their values
+    fields = ["S", *map(str, range(4, 53))]  # the value of each field is its number in proc_pid_stat(5)
     (tmp_path / "41" / "stat").write_text(f"41 ({name}) {' '.join(fields)}\n")
 
     assert processes.cpu_use(41, proc=tmp_path) == CpuUse(start_ticks=22, used_ticks=14 + 15)
 
 
 @pytest.mark.parametrize(("state", "uninterruptible"), [("D", True), ("S", False), ("R", False), ("T", False)])
-def test_an_uninterruptible_wait_is_read_with_the_cpu_time(state: str, uninterruptible: bool, tmp_path: Path) -> None:
+def test_uninterruptible_state_is_read_with_the_cpu_time(state: str, uninterruptible: bool, tmp_path: Path) -> None:
     (tmp_path / "41").mkdir()
     (tmp_path / "41" / "stat").write_text(f"41 (x) {' '.join([state, *map(str, range(4, 53))])}\n")
 
     assert processes.cpu_use(41, proc=tmp_path).uninterruptible is uninterruptible
 
 
-def test_a_line_that_is_too_short_is_refused(tmp_path: Path) -> None:
+def test_line_that_is_too_short_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "41").mkdir()
     (tmp_path / "41" / "stat").write_text("41 (x) S 1 2 3\n")
 
@@ -284,7 +286,7 @@ def test_a_line_that_is_too_short_is_refused(tmp_path: Path) -> None:
         processes.cpu_use(41, proc=tmp_path)
 
 
-def test_the_cpu_time_of_this_process_grows_with_what_it_computes() -> None:
+def test_cpu_time_of_this_process_grows_with_computation() -> None:
     before = processes.cpu_use(os.getpid())
 
     def more() -> bool:

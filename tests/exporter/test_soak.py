@@ -1,4 +1,4 @@
-"""Thousands of looks and scrapes while containers come and go: nothing of those that are gone is published, or kept."""
+"""Thousands of samples and scrapes with short-lived containers: ended ones are not published and leave no state."""
 
 import gc
 import multiprocessing
@@ -28,22 +28,22 @@ WARM = 3_000
 PARTS = 15
 AT_A_TIME = 4
 GROWTH_MAX = 50
-"""Blocks of memory that may be more after so many scrapes: one for each container that came would be 4,500.
+"""Blocks of memory that may be added in so many scrapes; one block per container would be 4,500.
 
-By the least of fifteen parts: what is kept of each container is more in all of them, while what Python comes to need
-once, and keeps, is a step of a hundred or so in two or three.
+The least growth of fifteen parts counts: a leak grows in all of them. Python's own caches grow once, by about a hundred
+blocks.
 """
 
 
-def tenant(number: int) -> Container:
-    """A container of its own name, id and incarnation, whose processes cannot be listed."""
+def short_lived(number: int) -> Container:
+    """A container with its name, id and incarnation, whose processes cannot be listed."""
     full_id = f"{number:064x}"
     return build.container(id=full_id, name=churn.name(number), incarnation=f"{full_id}@{number}", pid=os.getpid())
 
 
 @pytest.mark.nightly
-def test_thousands_of_scrapes_with_containers_that_come_and_go_leave_nothing_behind(house: Path) -> None:
-    # In a process of its own: what other tests have left in this one comes and goes by itself.
+def test_thousands_of_scrapes_with_short_lived_containers_leave_no_state(house: Path) -> None:
+    # A separate process: objects of other tests would change the count.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
         names, grown = alone.submit(soak, house).result()
 
@@ -52,9 +52,9 @@ def test_thousands_of_scrapes_with_containers_that_come_and_go_leave_nothing_beh
 
 
 def soak(house: Path) -> tuple[frozenset[str], int]:
-    """The containers that are published in the end, and by how many blocks the memory in use grows from warm on."""
+    """The containers published in the end, and the growth of the memory in use after the warm-up, blocks."""
     docker = Docker()
-    # On a host of its own: what comes and goes on this machine is no part of it.
+    # A separate host: the containers of this machine do not count.
     host = Host(house.parent / "host")
     host.process(os.getpid(), "system.slice/none.service")
     gpus = build.gpus(build.gpu(0), build.gpu(1))
@@ -64,7 +64,7 @@ def soak(house: Path) -> tuple[frozenset[str], int]:
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(look.latest, host="box-1", thresholds=Thresholds()))
 
-    # A second apart, as in earnest: what is kept of the last seconds is full once it is warm, however fast this runs.
+    # One second per sample as in production, so that all windows are full after the warm-up.
     real, at_s = clock.stamp, 0.0
 
     def stamp() -> Stamp:
@@ -74,7 +74,7 @@ def soak(house: Path) -> tuple[frozenset[str], int]:
     def scrape(step: int) -> bytes:
         nonlocal at_s
         at_s = float(step)
-        docker.listing = Docker(*(tenant(number) for number in churn.alive(step, at_a_time=AT_A_TIME))).listing
+        docker.listing = Docker(*(short_lived(number) for number in churn.alive(step, at_a_time=AT_A_TIME))).listing
         look.sample()
         return render(registry.collect())
 

@@ -1,4 +1,4 @@
-"""An NVIDIA driver to order: tests/nvml/nvml.c as libnvidia-ml.so.1, and the script of what it answers."""
+"""A fake NVIDIA driver: tests/nvml/nvml.c as libnvidia-ml.so.1, and the script of its answers."""
 
 import subprocess
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ Memory = int | str
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What the driver has sampled of one process, percent, up to a time of its own clock, microseconds."""
+    """Engine use of one process, percent, up to a time of the driver's clock, microseconds."""
 
     pid: int
     timestamp_us: int
@@ -31,12 +31,12 @@ class Sample:
 
 
 FIRST_INSTANCE: Final = 100
-"""The number in the script from which on there are no GPUs, but what they are cut into."""
+"""From this number on, devices of the script are instances, not GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """One instance of a GPU in MIG mode; its list is pid to memory, or to memory and the two instances' numbers."""
+    """One MIG instance; its list is pid to memory, or to memory and the numbers of both instances."""
 
     uuid: str
     gpu_instance: int
@@ -48,7 +48,7 @@ class Instance:
     compute: Mapping[int, Memory] = field(default_factory=dict)
 
     def lines(self, index: int, device: int) -> list[str]:
-        """Its part of the script: it is cut from GPU `index`, and told of as `device`."""
+        """Its lines of the script: a part of GPU `index` with the number `device`."""
         return [
             f"instance {index} {self.number} {device} {self.gpu_instance} {self.compute_instance}",
             f"gpu {device} {self.uuid} {self.size_bytes} {self.used_bytes} 0 {self.name}",
@@ -73,12 +73,12 @@ class Card:
     mps: Mapping[int, Memory] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     gpu_samples: tuple[tuple[int, int], ...] = ()
-    """How busy it was, percent, up to a time of the driver's own clock, microseconds, which stands first."""
+    """Time of the driver's clock, microseconds, and utilisation up to then, percent."""
     figures: tuple[str, ...] = ()
-    """What its sensors and error counters tell: `FUNCTION SELECTOR VALUE…` (see nvml.c)."""
+    """Sensors and error counters: `FUNCTION SELECTOR VALUE…` (see nvml.c)."""
 
     def lines(self, index: int) -> list[str]:
-        """Its part of the script."""
+        """Its lines of the script."""
         lists = {"compute": self.compute, "graphics": self.graphics, "mps": self.mps}
         return [
             f"gpu {index} {self.uuid} {self.size_bytes} {self.used_bytes} {self.utilization} {self.name}",
@@ -100,7 +100,7 @@ class Card:
 
 
 class Driver:
-    """A driver whose GPUs, errors and delays a test changes while others ask it."""
+    """A driver with GPUs, errors and delays which a test changes at any time."""
 
     def __init__(self, library: Path, script: Path) -> None:
         self.library = library
@@ -109,11 +109,11 @@ class Driver:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs in its environment to meet this driver."""
+        """The environment of a process that uses this driver."""
         return {"LD_LIBRARY_PATH": str(self.library.parent), "NVML_SCRIPT": str(self.script)}
 
     def answer(self, *cards: Card, but: tuple[str, ...] = (), session: int = 1) -> None:
-        """From now on, these GPUs; `but` are lines of the script (see nvml.c), such as `error 0 * 15`."""
+        """Replace the GPUs; `but` has further lines of the script (see nvml.c), such as `error 0 * 15`."""
         lines = [f"session {session}", *(line for index, card in enumerate(cards) for line in card.lines(index)), *but]
         scratch = self.script.with_suffix(".new")
         scratch.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
@@ -121,7 +121,7 @@ class Driver:
 
 
 def compile_library(folder: Path, *, compiler: Path) -> Path:
-    """libnvidia-ml.so.1 in `folder`, made without a header or a library."""
+    """Compile libnvidia-ml.so.1 into `folder`, without headers or libraries."""
     library = folder / LIBRARY
     command: list[str | Path] = [
         compiler,
@@ -139,9 +139,9 @@ def compile_library(folder: Path, *, compiler: Path) -> Path:
 
 
 def build(folder: Path) -> Path:
-    """The library, by whatever C compiler there is.
+    """Compile the library with any C compiler.
 
     Raises:
-        PartMissing: there is none, and none can be fetched.
+        PartMissing: cannot find or download a compiler.
     """
     return compile_library(folder, compiler=debian_packages.find("cc"))

@@ -1,35 +1,34 @@
-/* A stand-in for NVIDIA's driver library: it answers the NVML functions that the exporter asks, and nvitop-exporter,
- * which is measured beside it, from a script.
+/* A fake NVIDIA library: it answers the NVML functions which the exporter and nvitop-exporter (see bench) call, from a
+ * script.
  *
- * The script is the text file that NVML_SCRIPT names, at most 64 KiB, one answer a line; every call answers from the file
- * that is there by then, which is replaced by rename and never changed. Words
- * are separated by one blank; GPU is a number from 0, or `-` in a call that is about none; `*` is every FUNCTION.
- * Functions go by their name without the version at its end, numbers are decimal, and `-` for a number is all ones,
- * which is how NVML says "not available". Structures and return codes are those of nvml.h (the NVML API reference):
+ * The script is the text file NVML_SCRIPT, at most 64 KiB, one answer per line. Every call reads the current file. The
+ * file is replaced by rename and never changed. Words are separated by one blank. GPU is a number from 0, or `-` in a
+ * call which is about no GPU; `*` is every FUNCTION. Functions are named without the version at the end. Numbers are
+ * decimal; `-` as a number is all ones, NVML's "not available". Structures and return codes are those of nvml.h:
  *
- *     session NUMBER                                   another number: the driver was loaded anew, initialise first
+ *     session NUMBER                                   another number: the driver was reloaded, initialise first
  *     gpu GPU UUID TOTAL USED UTILIZATION NAME         bytes and percent; the name may have blanks
- *     reserved GPU BYTES                               of its memory, kept for the driver and neither used nor free
- *     mig GPU                                          it is in MIG mode; without this line MIG is not supported
- *     instance GPU NUMBER DEVICE GI CI                 so cut, this is its instance of that number, itself told of in
- *                                                      lines of a GPU from 100 on
+ *     reserved GPU BYTES                               memory of the driver, neither used nor free
+ *     mig GPU                                          MIG mode is on; without this line MIG is not supported
+ *     instance GPU NUMBER DEVICE GI CI                 this instance of the GPU; its own lines name it by DEVICE,
+ *                                                      a number from 100 on
  *     compute|graphics|mps GPU PID BYTES [GI CI]       a process on that list
- *     sample GPU PID TIMESTAMP SM MEMORY ENC DEC       microseconds and percent; told to whom has seen less
- *     gpu_sample GPU TIMESTAMP UTILIZATION             how busy it was up to then, likewise; without such a line it keeps
- *                                                      no samples of that
- *     error GPU FUNCTION CODE                          what that call returns
- *     grow GPU FUNCTION TIMES                          its list has grown, so often, since its size was asked
- *     hang GPU FUNCTION                                that call does not return while this line is there
- *     slow GPU FUNCTION MILLISECONDS                   how long that call takes
- *     xid GPU NUMBER CODE                              an error that is reported to who waits; each has another NUMBER,
- *                                                      and one is waited for with a greater one than was there before
- *     figure GPU FUNCTION SELECTOR VALUE…              what it tells; SELECTOR is what is asked for (a sensor, a
- *                                                      clock, a field, error + 2 * counter), 0 where there is nothing
- *                                                      to choose; without this line it is not supported. Of a field
- *                                                      its type may follow, and the code that it alone is failed with
+ *     sample GPU PID TIMESTAMP SM MEMORY ENC DEC       microseconds and percent; returned if newer than requested
+ *     gpu_sample GPU TIMESTAMP UTILIZATION             utilisation up to then, like `sample`; without such a line the
+ *                                                      GPU has no samples
+ *     error GPU FUNCTION CODE                          return code of that call
+ *     grow GPU FUNCTION TIMES                          the list has grown so many times since its size was read
+ *     hang GPU FUNCTION                                that call does not return while this line exists
+ *     slow GPU FUNCTION MILLISECONDS                   duration of that call
+ *     xid GPU NUMBER CODE                              an error report for waiting calls; each has another NUMBER.
+ *                                                      A wait returns reports with greater numbers than at its start
+ *     figure GPU FUNCTION SELECTOR VALUE...            the value of a sensor or counter; SELECTOR is a sensor, a
+ *                                                      clock, a field, or error + 2 * counter, and 0 without a
+ *                                                      choice. Without this line it is not supported. A field may be
+ *                                                      followed by its type and by its own error code
  *
- * It needs no header and no library at build time (what loads it has a libc), so that any C compiler makes it. Threads
- * may call it at once; lists that grow are asked for by one thread at a time.
+ * It needs no header and no library at build time (its loader has a libc), so that any C compiler builds it. Threads may
+ * call it in parallel; only one thread at a time may read lists that grow.
  */
 typedef unsigned long long u64;
 typedef unsigned int u32;
@@ -65,9 +64,9 @@ int pthread_key_create(u32 *key, void (*destroy)(void *));
 void *pthread_getspecific(u32 key);
 int pthread_setspecific(u32 key, const void *value);
 
-/* A script as a thread has read it. Its file stays open, so that no other can have its number meanwhile; `odd` ones
- * have lines that make a call fail, hang, grow or take long. `length` is how long each line is, by where it begins: 0 elsewhere,
- * and of a longer one than it holds. Who is measured with this is not to wait for it to look for the ends of lines. */
+/* A thread's copy of the script. Its file stays open, so that its inode number is not reused. `odd` scripts have lines
+ * that make a call fail, hang, grow or take long. `length` has the length of each line at its first byte, 0 elsewhere
+ * and for lines that are too long: benchmarks must not measure the search for line ends. */
 typedef struct {
     int file, odd;
     u64 numbered;
@@ -87,7 +86,7 @@ static void forget(void *own)
 }
 static void make_key(void) { pthread_key_create(&script_key, forget); }
 
-/* The calling thread's own copy of the script. */
+/* The calling thread's copy of the script. */
 static Script *own_script(void)
 {
     Script *own;
@@ -100,7 +99,7 @@ static Script *own_script(void)
 }
 #define script own_script()->text
 
-/* What stands in a line after `words`, or 0: the words must match to the blank after the last of them. */
+/* The rest of a line which begins with `words`, or 0. */
 static const char *after(const char *line, const char *words)
 {
     while (*words && *line == *words)
@@ -138,7 +137,7 @@ static void text(const char **at, char *into, u32 size, char end)
     *into = 0;
 }
 
-/* The rest of the first line from `line` on that begins with `kind` and is about this GPU; 0 when there is none. */
+/* The rest of the first line from `line` on with this `kind` and GPU, or 0. */
 static const char *find(const char *line, const char *kind, int gpu)
 {
     const Script *own = own_script();
@@ -150,7 +149,7 @@ static const char *find(const char *line, const char *kind, int gpu)
     return 0;
 }
 
-/* The same for a line that goes on with the name of this function, or with `*`. */
+/* The same for a line with this function or `*`. */
 static const char *find_call(const char *kind, int gpu, const char *function)
 {
     const char *rest = script, *found;
@@ -165,7 +164,7 @@ static const char *find_call(const char *kind, int gpu, const char *function)
     return 0;
 }
 
-/* The number of the script's file (statx(2): stx_ino is the word at 32 of its 256 bytes), 0 when it is not there. */
+/* The inode number of the script (statx(2): stx_ino is the word at 32 of its 256 bytes), 0 if it is missing. */
 static u64 present_file(const char *path)
 {
     u64 found[32];
@@ -181,7 +180,7 @@ static int load(void)
         return 1;
     if (own->file >= 0)
         close(own->file);
-    do { /* a file that is replaced between the two calls is not the one that was opened */
+    do { /* the file may be replaced between the two calls */
         own->numbered = present_file(path);
         own->file = path ? open(path, 0) : -1;
     } while (own->file >= 0 && own->numbered != present_file(path) && !close(own->file));
@@ -207,7 +206,7 @@ static u64 present_session(void)
     return 0;
 }
 
-/* What every call begins with: it hangs, fails, or finds the driver that it was initialised with. */
+/* The start of every call: it hangs, fails, or checks that the driver was not reloaded. */
 static int begin(int gpu, const char *function)
 {
     const char *rest;
@@ -266,7 +265,7 @@ int nvmlDeviceGetHandleByIndex_v2(u32 index, void **device)
     return failed ? failed : find(script, "gpu ", (int)index) ? SUCCESS : INVALID_ARGUMENT;
 }
 
-/* The fields of a `gpu` line; any may be left out by a null pointer. */
+/* The fields of a `gpu` line; null pointers are skipped. */
 static int describe(void *device, const char *function, char *uuid, Memory *memory, Rates *rates, char *name, u32 size)
 {
     int failed = begin(gpu_of(device), function);
@@ -316,8 +315,8 @@ static int list(void *device, const char *function, const char *kind, u32 *count
     for (*count = 0; (rest = find(rest, kind, gpu)); ++*count) {
         u32 pid = (u32)number(&rest);
         u64 bytes = number(&rest);
-        int told = *rest == ' ';
-        u32 gpu_instance = told ? (u32)number(&rest) : ~0U, compute_instance = told ? (u32)number(&rest) : ~0U;
+        int has_instance = *rest == ' ';
+        u32 gpu_instance = has_instance ? (u32)number(&rest) : ~0U, compute_instance = has_instance ? (u32)number(&rest) : ~0U;
         if (*count < room)
             into[*count] = (Process){pid, bytes, gpu_instance, compute_instance};
     }
@@ -358,7 +357,7 @@ int nvmlDeviceGetProcessUtilization(void *device, Sample *into, u32 *count, u64 
     return *count > room || must_grow(gpu, "nvmlDeviceGetProcessUtilization") ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
-/* Of the types of samples there is only how busy the GPU was, which is type 1; the values are of type 1, unsigned int. */
+/* Only samples of type 1 exist, the utilisation; their values have type 1, unsigned int. */
 int nvmlDeviceGetSamples(void *device, u32 type, u64 seen, u32 *value_type, u32 *count, GpuSample *into)
 {
     int gpu = gpu_of(device), failed = begin(gpu, "nvmlDeviceGetSamples"), any = 0;
@@ -378,7 +377,7 @@ int nvmlDeviceGetSamples(void *device, u32 type, u64 seen, u32 *value_type, u32 
     return into && *count > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
-/* The values of the `figure` line of this call and selector, as far as it has them; `wide` ones have 64 bits. */
+/* The values of the `figure` line of this call and selector; `wide` values have 64 bits. */
 static int figure(void *device, const char *function, u32 selector, u32 count, void **into, int wide)
 {
     int gpu = gpu_of(device), failed = begin(gpu, function);
@@ -433,11 +432,11 @@ int nvmlDeviceGetEncoderUtilization(void *device, u32 *percent, u32 *period_us)
 int nvmlDeviceGetDecoderUtilization(void *device, u32 *percent, u32 *period_us)
 { return figure(device, "nvmlDeviceGetDecoderUtilization", 0, 2, (void *[]){percent, period_us}, 0); }
 
-/* At once, where a driver counts for 20 ms. */
+/* Returns at once; a real driver measures for 20 ms. */
 int nvmlDeviceGetPcieThroughput(void *device, u32 counter, u32 *kib_per_s)
 { return figure(device, "nvmlDeviceGetPcieThroughput", counter, 1, (void *[]){kib_per_s}, 0); }
 
-/* Each field has an answer of its own. */
+/* Each field has a separate answer. */
 int nvmlDeviceGetFieldValues(void *device, int count, Field *fields)
 {
     int failed = begin(gpu_of(device), "nvmlDeviceGetFieldValues");
@@ -470,7 +469,7 @@ int nvmlDeviceGetRemappedRows(void *device, u32 *corrected, u32 *uncorrected, u3
     return figure(device, "nvmlDeviceGetRemappedRows", 0, 4, into, 0);
 }
 
-/* The first report after `seen` about one of these GPUs, or the newest of all with no `into`; its number, or 0. */
+/* The first report after `seen` about one of these GPUs, or without `into` the newest of all; its number, or 0. */
 static u64 report(u64 seen, u64 gpus, Event *into)
 {
     u64 found = 0;
@@ -512,7 +511,7 @@ int nvmlDeviceRegisterEvents(void *device, u64 types, EventSet *set)
     return failed;
 }
 
-/* A file that can be read once another script is there: whoever waits needs not look for one ten times a second. */
+/* A file which is readable once the script was replaced, so that a wait needs no polling. */
 static int changes(void)
 {
     const char *path = getenv("NVML_SCRIPT");
@@ -534,7 +533,7 @@ static long now_ms(void)
     return time.s * 1000 + time.ns / 1000000;
 }
 
-/* What there is to report by now, `TIMEOUT` where that is nothing. */
+/* The current report, or `TIMEOUT`. */
 static int reported(EventSet *set, Event *into)
 {
     int failed = begin(NO_GPU, "nvmlEventSetWait");
@@ -549,16 +548,16 @@ static int reported(EventSet *set, Event *into)
     return SUCCESS;
 }
 
-/* Also fails where a GPU that is waited for has an `error` line for it. */
+/* Also fails if one of the GPUs in the set has an `error` line for it. */
 int nvmlEventSetWait_v2(EventSet *set, Event *into, u32 timeout_ms)
 {
     struct { int file; short wanted, found; } change = { changes(), POLLIN, 0 };
-    char told[FOLDER_BYTES];
+    char ignored[FOLDER_BYTES];
     long until_ms = now_ms() + timeout_ms, left_ms;
     int code;
     while ((code = reported(set, into)) == TIMEOUT && (left_ms = until_ms - now_ms()) > 0
            && poll(&change, 1, (int)left_ms) > 0)
-        read(change.file, told, sizeof told);
+        read(change.file, ignored, sizeof ignored);
     close(change.file);
     return code;
 }
@@ -582,7 +581,7 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void *device, u32 index, void **instance
     return failed ? failed : NOT_FOUND;
 }
 
-/* What the `instance` line of this device says in its last words. */
+/* The last words of the `instance` line of this device. */
 static int instance_of(void *device, const char *function, u32 *gpu_instance, u32 *compute_instance)
 {
     int failed = begin(gpu_of(device), function);

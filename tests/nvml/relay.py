@@ -1,4 +1,4 @@
-"""The simulated driver's file, answered by the stand-in of NVIDIA's library: what an exporter then reads is NVML."""
+"""Serve the simulated driver's file through the fake NVIDIA library, so that an exporter reads NVML."""
 
 import json
 import threading
@@ -18,9 +18,9 @@ GPU_IS_LOST: Final = 15
 
 
 class Relay:
-    """Hands on to the stand-in what is written for the simulated driver, but for the GPUs that it has lost.
+    """Copies the simulated GPUs to the fake driver; GPUs in `lost` are lost.
 
-    `kept` is what it counts as in use of a GPU once a process has left its list: UUID and bytes by pid.
+    `kept` is the memory of an ended process which stays in use: UUID and bytes by pid.
     """
 
     def __init__(self, simulation: Path, driver: Driver) -> None:
@@ -30,7 +30,7 @@ class Relay:
         self._driver = driver
 
     def stands_in(self, chain: Chain) -> None:
-        """Have the chain's exporter started anew, so that it reads the stand-in as it would a driver."""
+        """Restart the chain's exporter with the fake NVIDIA driver."""
         chain.stop("exporter")
         chain.plan = replace(chain.plan, simulate_gpu=None)
         with pytest.MonkeyPatch.context() as of_exporter:
@@ -46,7 +46,7 @@ class Relay:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Hand on whatever is written, until the end."""
+        """Copy each change until the end."""
         closing = threading.Event()
 
         def go_on() -> None:

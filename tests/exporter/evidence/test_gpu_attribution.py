@@ -232,7 +232,7 @@ def test_unread_gpu_of_an_earlier_sample_counts_while_a_requested_gpu_is_missing
         pytest.param((), None, id="repartitioned or renamed"),
     ],
 )
-def test_a_lost_gpu_is_missing(request_: tuple[str, ...], dropped: tuple[str, ...], reason: str | None) -> None:
+def test_lost_gpu_is_missing(request_: tuple[str, ...], dropped: tuple[str, ...], reason: str | None) -> None:
     readings = GpuReadings(source="test", gpus=(build.gpu(0),), dropped=dropped)
 
     found = attribute_gpus(build.container(gpu_request=request_), OWN, readings, THRESHOLDS, ("GPU-0", "GPU-7"))
@@ -544,7 +544,7 @@ def test_share_is_unattributed_if_only_the_whole_gpu_is_measured(found: Gpu, att
     assert (use.unknown is None) == (attributed is True)
 
 
-def test_a_gpu_named_twice_has_one_share() -> None:
+def test_gpu_named_twice_has_one_share() -> None:
     found = attribute_gpus(build.container(gpu_request=("0", "GPU-0")), OWN, build.gpus(build.gpu(0)), THRESHOLDS)
 
     assert found.gpus == ("GPU-0",)

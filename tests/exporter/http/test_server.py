@@ -164,7 +164,7 @@ def test_front_page_and_health_answer_before_the_first_sample() -> None:
         pytest.param("/nowhere", 404, "no such page: /, /metrics, ", id="unknown page"),
     ],
 )
-def test_a_page_answers(path: str, status: int, says: str) -> None:
+def test_page_answers(path: str, status: int, says: str) -> None:
     with served(live(build.sighting())) as port:
         found, text, _ = get(port, path)
 

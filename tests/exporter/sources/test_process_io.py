@@ -1,4 +1,4 @@
-"""What processes have done, as the kernel tells it, and where dead workers were (A5, A14)."""
+"""Work of processes as the kernel reports it, and containers of dead workers (A5, A14)."""
 
 import gc
 import os
@@ -37,7 +37,7 @@ TICKS = procfs.TICKS_PER_S
 
 
 def kernel(proc: Path, pid: int, *, io: str | None = IO) -> Path:
-    """A process as /proc shows it, its field numbers as their values."""
+    """A process in /proc. The value of each stat field is its number."""
     folder = proc / str(pid)
     folder.mkdir()
     (folder / "stat").write_text(f"{pid} (a (b) c) 1) {' '.join(['S', *map(str, range(4, 53))])}\n")
@@ -46,7 +46,7 @@ def kernel(proc: Path, pid: int, *, io: str | None = IO) -> Path:
     return folder
 
 
-def test_work_is_io_and_faults_and_cpu_time_with_ended_children(tmp_path: Path) -> None:
+def test_work_is_io_faults_and_cpu_time_with_ended_children(tmp_path: Path) -> None:
     kernel(tmp_path, 41)
 
     found = Work(proc=tmp_path).read([41])[41]
@@ -55,7 +55,7 @@ def test_work_is_io_and_faults_and_cpu_time_with_ended_children(tmp_path: Path) 
     assert found.cpu_s == pytest.approx((14 + 15 + 16 + 17) / TICKS)
 
 
-def test_a_process_whose_files_hold_the_same_is_not_parsed_again(tmp_path: Path) -> None:
+def test_unchanged_files_are_not_parsed_again(tmp_path: Path) -> None:
     folder = kernel(tmp_path, 41)
     work = Work(proc=tmp_path)
     first, again = work.read([41])[41], work.read([41])[41]
@@ -69,20 +69,20 @@ def test_a_process_whose_files_hold_the_same_is_not_parsed_again(tmp_path: Path)
     assert (ran.io_bytes, wrote.io_bytes) == (127, 128)
 
 
-def test_an_io_file_in_another_format_is_an_error(tmp_path: Path) -> None:
+def test_unknown_format_of_an_io_file_is_an_error(tmp_path: Path) -> None:
     kernel(tmp_path, 41, io="rchar: 100\n")
 
     with pytest.raises(ValueError, match="unknown format"):
         Work(proc=tmp_path).read([41])
 
 
-def test_a_process_that_is_gone_is_left_out(tmp_path: Path) -> None:
+def test_ended_process_is_left_out(tmp_path: Path) -> None:
     kernel(tmp_path, 41)
 
     assert Work(proc=tmp_path).read([40, 41]).keys() == {41}
 
 
-def test_a_process_that_went_between_its_two_files_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_ends_between_its_two_files_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = kernel(tmp_path, 41, io=None)
     read = os.pread
 
@@ -96,28 +96,28 @@ def test_a_process_that_went_between_its_two_files_is_left_out(tmp_path: Path, m
     assert Work(proc=tmp_path).read([41]) == {}
 
 
-def test_a_process_that_ends_is_left_out_from_then_on_and_its_files_are_closed() -> None:
+def test_files_of_an_ended_process_are_closed() -> None:
     work, open_before = Work(), descriptors()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         first, again = work.read([process.pid]), work.read([process.pid])
         kept = descriptors() - open_before
         process.kill()
 
-    assert (set(first), set(again), len(kept)) == ({process.pid}, {process.pid}, 3)  # its standard input, and two
+    assert (set(first), set(again), len(kept)) == ({process.pid}, {process.pid}, 3)  # its standard input and two files
     assert work.read([process.pid]) == {}
     assert descriptors() == open_before
 
 
 def descriptors() -> set[int]:
-    """The files that this process has open."""
+    """The open files of this process."""
     found = {int(each) for each in os.listdir("/proc/self/fd")}  # noqa: PTH208 - one of them lists them
     return {each for each in found if Path(f"/proc/self/fd/{each}").exists()}
 
 
-def test_the_files_of_what_is_not_looked_at_any_more_are_closed_and_all_with_who_reads(tmp_path: Path) -> None:
+def test_files_of_unread_processes_are_closed_and_all_with_the_reader(tmp_path: Path) -> None:
     for pid in (41, 42):
         kernel(tmp_path, pid)
-    gc.collect()  # of what the tests before it have left
+    gc.collect()  # close what earlier tests left open
     open_before = descriptors()
     work = Work(proc=tmp_path)
     work.read([41, 42])
@@ -132,7 +132,7 @@ def test_the_files_of_what_is_not_looked_at_any_more_are_closed_and_all_with_who
     assert (len(both), len(one), descriptors()) == (4, 2, open_before)
 
 
-def test_no_more_files_stay_open_than_may_be_and_what_is_told_is_the_same(tmp_path: Path) -> None:
+def test_number_of_open_files_is_bounded_without_effect_on_results(tmp_path: Path) -> None:
     for pid in (41, 42, 43):
         kernel(tmp_path, pid)
     open_before = descriptors()
@@ -147,7 +147,7 @@ def test_no_more_files_stay_open_than_may_be_and_what_is_told_is_the_same(tmp_pa
 @pytest.mark.parametrize(
     ("soft", "hard", "allowed"), [(1024, None, OPEN_FILES), (1024, 2048, 2048), (9000, None, 9000)]
 )
-def test_the_limit_of_open_files_is_raised(soft: int, hard: int | None, allowed: int) -> None:
+def test_limit_of_open_files_is_raised(soft: int, hard: int | None, allowed: int) -> None:
     program = (
         "import resource, sys; from exporter.sources.process_io import raise_file_limit; "
         "soft, hard = map(int, sys.argv[1:]);"
@@ -156,14 +156,14 @@ def test_the_limit_of_open_files_is_raised(soft: int, hard: int | None, allowed:
     )
     hard = hard or max(9000, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program, str(soft), str(hard)], capture_output=True, check=True, text=True
     )
 
-    assert told.stdout.strip() == f"({allowed}, {hard})"
+    assert result.stdout.strip() == f"({allowed}, {hard})"
 
 
-def test_a_file_that_stays_open_is_read_anew(tmp_path: Path) -> None:
+def test_open_file_is_read_again(tmp_path: Path) -> None:
     folder = kernel(tmp_path, 41)
     work = Work(proc=tmp_path)
     before = work.read([41])[41].io_bytes
@@ -172,7 +172,7 @@ def test_a_file_that_stays_open_is_read_anew(tmp_path: Path) -> None:
     assert (before, work.read([41])[41].io_bytes) == (127, 1027)
 
 
-def test_the_files_of_those_whose_turn_it_was_not_stay_open_where_they_are_there_still(tmp_path: Path) -> None:
+def test_open_files_stay_open_while_their_processes_live(tmp_path: Path) -> None:
     for pid in (41, 42, 43):
         kernel(tmp_path, pid)
     open_before = descriptors()
@@ -186,7 +186,7 @@ def test_the_files_of_those_whose_turn_it_was_not_stay_open_where_they_are_there
     assert len(descriptors() - open_before) == 4
 
 
-def test_io_that_the_kernel_keeps_no_account_of_is_unknown_and_the_rest_is_not(tmp_path: Path) -> None:
+def test_io_without_accounting_is_unknown_and_the_rest_is_known(tmp_path: Path) -> None:
     kernel(tmp_path, 41, io=None)
 
     found = Work(proc=tmp_path).read([41])[41]
@@ -194,7 +194,7 @@ def test_io_that_the_kernel_keeps_no_account_of_is_unknown_and_the_rest_is_not(t
     assert (found.io_bytes, found.faults) == (None, 46)
 
 
-def test_io_that_is_not_for_us_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forbidden_io_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel(tmp_path, 41)
     opened = os.open
 
@@ -208,10 +208,10 @@ def test_io_that_is_not_for_us_is_unknown(tmp_path: Path, monkeypatch: pytest.Mo
     assert Work(proc=tmp_path).read([41])[41].io_bytes is None
 
 
-def test_the_work_of_this_process_grows_with_what_it_does() -> None:
+def test_work_of_this_process_grows() -> None:
     work = Work()
     before = work.read([os.getpid()])[os.getpid()]
-    block = bytearray(64 * 2**20)  # touched anew: a page fault for each page, or for each huge one
+    block = bytearray(64 * 2**20)  # One page fault for each page, or for each huge page.
     Path("/usr/bin/env").read_bytes()
 
     def more() -> bool:
@@ -228,7 +228,7 @@ def test_the_work_of_this_process_grows_with_what_it_does() -> None:
 
 
 ASKED = "import urllib.request, sys; print('asks', flush=True); sys.stdin.read()"
-"""A health check in Python, that waits for its answer."""
+"""A health check in Python which waits for its answer."""
 
 BY_A_PROCESS_EACH = f"""
 import subprocess, sys
@@ -238,52 +238,52 @@ for _ in sys.stdin:
         process.stdin.close()
     print("done", flush=True)
 """
-"""A worker, each item of whose work is done by a process that it waits for; it does one for each line that it reads."""
+"""A worker which starts a process for each item and waits for it; one item per input line."""
 
 
-def test_a_health_check_from_outside_is_no_work_of_who_is_asked_and_a_process_that_a_worker_waits_for_is() -> None:
+def test_health_check_from_outside_is_no_work_and_a_child_of_a_worker_is() -> None:
     work, asked, waits = Work(), ContainerHistory(Thresholds()), ContainerHistory(Thresholds())
 
-    def look(history: ContainerHistory, *pids: int, now_s: float) -> float | None:
+    def sample_with(history: ContainerHistory, *pids: int, now_s: float) -> float | None:
         found = ContainerWork(processes=work.read(pids))
         use = GpuAttribution(gpus=(), shares=(), utilization_ratio=0.0, unknown=None)
-        return history.observe(HERE, use, RamUse(usage_bytes=1), found, now_s=now_s).page_fault_idle_s
+        return history.observe(RUNNING, use, RamUse(usage_bytes=1), found, now_s=now_s).page_fault_idle_s
 
     python = [sys.executable, "-c"]
     with (
-        subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as wedged,
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stalled,
         subprocess.Popen([*python, BY_A_PROCESS_EACH], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker,
     ):
         assert worker.stdin
         assert worker.stdout
-        worker.stdin.write(b"settles: it has imported what it needs\n")
+        worker.stdin.write(b"first item, after imports\n")
         worker.stdin.flush()
         worker.stdout.readline()
-        look(asked, wedged.pid, now_s=1000.0)
-        look(waits, worker.pid, now_s=1000.0)
+        sample_with(asked, stalled.pid, now_s=1000.0)
+        sample_with(waits, worker.pid, now_s=1000.0)
         with subprocess.Popen([*python, ASKED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as check:
             assert check.stdout
-            look(asked, wedged.pid, check.pid, now_s=1001.0)
+            sample_with(asked, stalled.pid, check.pid, now_s=1001.0)
             check.stdout.readline()
             faults = work.read([check.pid])[check.pid].faults
-            look(asked, wedged.pid, check.pid, now_s=1002.0)
-            while_asked = look(asked, wedged.pid, check.pid, now_s=1003.0)
-        afterwards = look(asked, wedged.pid, now_s=1004.0)
+            sample_with(asked, stalled.pid, check.pid, now_s=1002.0)
+            while_asked = sample_with(asked, stalled.pid, check.pid, now_s=1003.0)
+        afterwards = sample_with(asked, stalled.pid, now_s=1004.0)
         worker.stdin.write(b"one\n")
         worker.stdin.flush()
         worker.stdout.readline()
-        worked = look(waits, worker.pid, now_s=1001.0)
+        worked = sample_with(waits, worker.pid, now_s=1001.0)
 
     assert faults > 10 * Thresholds().page_faults_idle_per_s
     assert (while_asked, afterwards) == (3.0, 4.0)
     assert worked == 0.0
 
 
-# As the sampler sees it
+# In the sampler
 
 
 class Docker:
-    """What Docker lists; a test moves containers between those that run and those that are down."""
+    """The list of Docker. A test moves containers between running and stopped."""
 
     def __init__(self, running: Container | None = None, down: Container | None = None) -> None:
         self.running = running
@@ -301,10 +301,10 @@ class Docker:
         )
 
 
-HERE = build.container(pid=os.getpid(), folders=("f0",))
-REBORN = replace(HERE, incarnation=f"{build.DOCKER_ID}@2024-05-01T11:00:00Z")
-LIVES = build.sighting(pid=os.getpid(), folder="f0")
-DIED = build.sighting(alive=False, pid=None, container_id=None, folder="f0")
+RUNNING = build.container(pid=os.getpid(), folders=("f0",))
+RESTARTED = replace(RUNNING, incarnation=f"{build.DOCKER_ID}@2024-05-01T11:00:00Z")
+ALIVE = build.sighting(pid=os.getpid(), folder="f0")
+DEAD = build.sighting(alive=False, pid=None, container_id=None, folder="f0")
 
 
 def sampler(house: Path, docker: Docker | None = None, **changes: Any) -> Sampler:
@@ -312,98 +312,98 @@ def sampler(house: Path, docker: Docker | None = None, **changes: Any) -> Sample
     return Sampler(host="box-1", directory=house, containers=engines, gpus=None, thresholds=Thresholds(**changes))
 
 
-def look(found: Sampler, monkeypatch: pytest.MonkeyPatch, *seen: WorkerReading) -> Snapshot:
+def sample_with(found: Sampler, monkeypatch: pytest.MonkeyPatch, *seen: WorkerReading) -> Snapshot:
     monkeypatch.setattr(workers, "read", lambda _: WorkerReadings(workers=seen))
     return found.sample()
 
 
-def told(snapshot: Snapshot) -> WorkerFacts:
+def evidence_of(snapshot: Snapshot) -> WorkerFacts:
     facts = evidence.worker_evidence("w0", snapshot, now=snapshot.taken)
     assert facts is not None
     return facts
 
 
 def place(snapshot: Snapshot) -> tuple[str | None, str | None]:
-    facts = told(snapshot)
+    facts = evidence_of(snapshot)
     return facts.container, facts.container_incarnation
 
 
-def test_a_dead_worker_was_in_its_last_container(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_worker_was_in_its_last_container(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = house / "group"
     group.mkdir()
     for name, text in (("cgroup.procs", f"{os.getpid()}\n"), ("memory.current", "7\n"), ("memory.stat", "anon 7\n")):
         (group / name).write_text(text)
     for name in ("directory", "memory_directory"):
         monkeypatch.setattr(cgroup, name, lambda *_, **__: group)
-    found = sampler(house, Docker(replace(HERE, folders=())))
+    found = sampler(house, Docker(replace(RUNNING, folders=())))
 
-    assert place(look(found, monkeypatch, LIVES)) == ("worker-0", HERE.incarnation)
-    dead = look(found, monkeypatch, DIED)
-    assert place(dead) == ("worker-0", HERE.incarnation)
-    assert (told(dead).alive, told(dead).container_workers, told(dead).dead_s) == (False, 0, 0.0)
-    later = look(found, monkeypatch, DIED)
-    assert (told(later).dead_s or 0.0) > 0.0
-    assert told(later).ram_bytes is not None  # it runs, with another process in it
+    assert place(sample_with(found, monkeypatch, ALIVE)) == ("worker-0", RUNNING.incarnation)
+    dead = sample_with(found, monkeypatch, DEAD)
+    assert place(dead) == ("worker-0", RUNNING.incarnation)
+    assert (evidence_of(dead).alive, evidence_of(dead).container_workers, evidence_of(dead).dead_s) == (False, 0, 0.0)
+    later = sample_with(found, monkeypatch, DEAD)
+    assert (evidence_of(later).dead_s or 0.0) > 0.0
+    assert evidence_of(later).ram_bytes is not None  # it runs another process
 
 
-def test_a_container_that_went_with_its_worker_is_still_known(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    docker = Docker(HERE)
+def test_container_that_stopped_with_its_worker_is_known(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docker = Docker(RUNNING)
     found = sampler(house, docker)
-    look(found, monkeypatch, LIVES)
-    docker.running, docker.down = None, replace(HERE, pid=0)
+    sample_with(found, monkeypatch, ALIVE)
+    docker.running, docker.down = None, replace(RUNNING, pid=0)
 
-    dead = look(found, monkeypatch, DIED)
+    dead = sample_with(found, monkeypatch, DEAD)
 
-    assert place(dead) == ("worker-0", HERE.incarnation)
+    assert place(dead) == ("worker-0", RUNNING.incarnation)
     assert dead.containers == ()
-    assert (told(dead).ram_bytes, told(dead).gpu_idle_s, told(dead).work_unknown) == (
+    assert (evidence_of(dead).ram_bytes, evidence_of(dead).gpu_idle_s, evidence_of(dead).work_unknown) == (
         None,
         None,
         "the container does not run",
     )
 
 
-def test_a_removed_container_is_still_named(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    docker = Docker(HERE)
+def test_removed_container_keeps_its_name(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docker = Docker(RUNNING)
     found = sampler(house, docker)
-    look(found, monkeypatch, LIVES)
+    sample_with(found, monkeypatch, ALIVE)
 
     docker.running = None
-    assert place(look(found, monkeypatch, DIED)) == ("worker-0", HERE.incarnation)
+    assert place(sample_with(found, monkeypatch, DEAD)) == ("worker-0", RUNNING.incarnation)
     docker.silent = True
-    assert place(look(found, monkeypatch, DIED)) == ("worker-0", HERE.incarnation)
+    assert place(sample_with(found, monkeypatch, DEAD)) == ("worker-0", RUNNING.incarnation)
 
 
-def test_a_container_that_was_started_since_begins_the_wait_anew(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    docker = Docker(HERE)
+def test_restarted_container_restarts_the_death_time(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docker = Docker(RUNNING)
     found = sampler(house, docker)
-    look(found, monkeypatch, LIVES)
-    waited = [look(found, monkeypatch, DIED) for _ in range(3)][-1]
-    docker.running = REBORN
+    sample_with(found, monkeypatch, ALIVE)
+    waited = [sample_with(found, monkeypatch, DEAD) for _ in range(3)][-1]
+    docker.running = RESTARTED
 
-    started = look(found, monkeypatch, DIED)
+    started = sample_with(found, monkeypatch, DEAD)
 
-    assert (told(waited).dead_s or 0.0) > 0.0
-    assert told(started).dead_s == 0.0
-    assert place(started) == ("worker-0", REBORN.incarnation)
+    assert (evidence_of(waited).dead_s or 0.0) > 0.0
+    assert evidence_of(started).dead_s == 0.0
+    assert place(started) == ("worker-0", RESTARTED.incarnation)
 
 
-def test_a_worker_in_a_paused_container_is_not_dead(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    docker = Docker(HERE)
+def test_worker_in_a_paused_container_is_not_dead(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docker = Docker(RUNNING)
     found = sampler(house, docker)
-    waited = [look(found, monkeypatch, DIED) for _ in range(3)][-1]
-    still = [look(found, monkeypatch, LIVES) for _ in range(3)][-1]
-    docker.running = replace(HERE, paused=True)
-    asleep, frozen = look(found, monkeypatch, DIED), look(found, monkeypatch, LIVES)
-    docker.running = HERE
+    waited = [sample_with(found, monkeypatch, DEAD) for _ in range(3)][-1]
+    still = [sample_with(found, monkeypatch, ALIVE) for _ in range(3)][-1]
+    docker.running = replace(RUNNING, paused=True)
+    asleep, frozen = sample_with(found, monkeypatch, DEAD), sample_with(found, monkeypatch, ALIVE)
+    docker.running = RUNNING
 
-    assert (told(waited).dead_s or 0.0) > 0.0
-    assert told(still).cpu_idle_s is not None
-    assert (told(asleep).dead_s, told(frozen).cpu_idle_s) == (None, None)
+    assert (evidence_of(waited).dead_s or 0.0) > 0.0
+    assert evidence_of(still).cpu_idle_s is not None
+    assert (evidence_of(asleep).dead_s, evidence_of(frozen).cpu_idle_s) == (None, None)
     assert frozen.unknown["worker-0", "death", "paused"] == 1
     assert frozen.unknown["worker-0", "cpu", "paused"] == 1
-    assert told(look(found, monkeypatch, DIED)).dead_s == 0.0
-    assert told(look(found, monkeypatch, LIVES)).cpu_idle_s == 0.0
+    assert evidence_of(sample_with(found, monkeypatch, DEAD)).dead_s == 0.0
+    assert evidence_of(sample_with(found, monkeypatch, ALIVE)).cpu_idle_s == 0.0
 
 
 @pytest.mark.parametrize(
@@ -412,98 +412,98 @@ def test_a_worker_in_a_paused_container_is_not_dead(house: Path, monkeypatch: py
         pytest.param(build.sighting(worker=build.worker_file(worker="w1"), folder="f0", alive=None), id="untested"),
         pytest.param(
             build.sighting(worker=build.worker_file(worker="w1"), folder="f0", pid=None, container_id=None),
-            id="in another pid namespace",
+            id="other pid namespace",
         ),
     ],
 )
-def test_an_uncertain_worker_count(other: WorkerReading, house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = sampler(house, Docker(HERE))
+def test_uncertain_worker_count_is_unknown(other: WorkerReading, house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = sampler(house, Docker(RUNNING))
 
-    assert told(look(found, monkeypatch, LIVES)).container_workers == 1
-    assert told(look(found, monkeypatch, LIVES, other)).container_workers is None
-    assert told(look(found, monkeypatch, DIED, other)).container_workers is None
+    assert evidence_of(sample_with(found, monkeypatch, ALIVE)).container_workers == 1
+    assert evidence_of(sample_with(found, monkeypatch, ALIVE, other)).container_workers is None
+    assert evidence_of(sample_with(found, monkeypatch, DEAD, other)).container_workers is None
 
 
 @pytest.mark.parametrize(
     ("docker", "found"),
     [
-        pytest.param(Docker(HERE), "worker-0", id="the one that runs and has its folder"),
-        pytest.param(Docker(None, HERE), "worker-0", id="the one that is down and has its folder"),
-        pytest.param(Docker(replace(HERE, folders=("f1",))), None, id="one that has another folder is none of its"),
-        pytest.param(Docker(HERE, replace(HERE, id="cd" * 32)), None, id="of two it could be either"),
-        pytest.param(Docker(), None, id="none"),
+        pytest.param(Docker(RUNNING), "worker-0", id="running, with its folder"),
+        pytest.param(Docker(None, RUNNING), "worker-0", id="stopped, with its folder"),
+        pytest.param(Docker(replace(RUNNING, folders=("f1",))), None, id="another folder"),
+        pytest.param(Docker(RUNNING, replace(RUNNING, id="cd" * 32)), None, id="two with its folder"),
+        pytest.param(Docker(), None, id="no container"),
         pytest.param(None, None, id="no engine"),
     ],
 )
-def test_where_nobody_saw_it_alive_a_dead_worker_was_in_the_one_container_with_its_folder(
+def test_dead_worker_never_seen_alive_was_in_the_container_with_its_folder(
     docker: Docker | None, found: str | None, house: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dead = look(sampler(house, docker), monkeypatch, DIED)
+    dead = sample_with(sampler(house, docker), monkeypatch, DEAD)
 
-    assert told(dead).container == found
-    assert told(dead).dead_s == 0.0
-
-
-def test_a_new_incarnation_inherits_nothing(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = sampler(house, Docker(replace(HERE, folders=())))
-    look(found, monkeypatch, LIVES)
-
-    other = replace(DIED, worker=replace(DIED.worker, incarnation="inc-2"))
-
-    assert place(look(found, monkeypatch, other)) == (None, None)
+    assert evidence_of(dead).container == found
+    assert evidence_of(dead).dead_s == 0.0
 
 
-def test_an_untestable_lock_is_no_death(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = sampler(house, Docker(HERE))
-    look(found, monkeypatch, LIVES)
+def test_new_incarnation_has_no_container_of_the_old_one(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = sampler(house, Docker(replace(RUNNING, folders=())))
+    sample_with(found, monkeypatch, ALIVE)
 
-    unknown = look(found, monkeypatch, replace(DIED, alive=None))
+    other = replace(DEAD, worker=replace(DEAD.worker, incarnation="inc-2"))
 
-    assert told(unknown).dead_s is None
+    assert place(sample_with(found, monkeypatch, other)) == (None, None)
+
+
+def test_untested_lock_is_not_a_death(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = sampler(house, Docker(RUNNING))
+    sample_with(found, monkeypatch, ALIVE)
+
+    unknown = sample_with(found, monkeypatch, replace(DEAD, alive=None))
+
+    assert evidence_of(unknown).dead_s is None
     assert place(unknown) == (None, None)
-    assert place(look(found, monkeypatch, DIED)) == ("worker-0", HERE.incarnation)
+    assert place(sample_with(found, monkeypatch, DEAD)) == ("worker-0", RUNNING.incarnation)
 
 
-def test_a_killed_bare_worker_is_reported_once(house: Path, start_worker: StartWorker, logged: LogCapture) -> None:
+def test_killed_bare_worker_is_logged_once(house: Path, start_worker: StartWorker, logged: LogCapture) -> None:
     worker = start_worker("w0", job_id=7)
     found = sampler(house, dead_after_s=0.3)
-    alive = told(found.sample())
+    alive = evidence_of(found.sample())
     worker.kill()
 
-    dead = eventually(lambda: facts if (facts := told(found.sample())).dead_s and facts.dead_s >= 0.3 else None)
+    dead = eventually(lambda: facts if (facts := evidence_of(found.sample())).dead_s and facts.dead_s >= 0.3 else None)
     found.sample()
 
     assert (dead.alive, dead.container_kind, dead.container) == (False, "process", "w0")
     assert dead.container_incarnation == alive.container_incarnation
     assert (dead.job_id, dead.attempt) == (7, 1)
-    told_of = [(each["log_level"], each["event"], each["container"]) for each in logged.entries]
-    assert told_of == [("error", "worker dead: process ended", "w0")]
+    log_lines = [(each["log_level"], each["event"], each["container"]) for each in logged.entries]
+    assert log_lines == [("error", "worker dead: process ended", "w0")]
 
 
 @pytest.mark.parametrize("job_id", [None, 7])
-def test_a_worker_whose_place_is_unknown_is_told_dead_with_its_job_alone(
+def test_dead_worker_in_an_unknown_container_is_logged_only_with_a_job(
     job_id: int | None, house: Path, start_worker: StartWorker, logged: LogCapture
 ) -> None:
     start_worker("w0", job_id=job_id).kill()
     found = sampler(house, dead_after_s=0.2)
 
-    eventually(lambda: (told(found.sample()).dead_s or 0.0) >= 0.2)
+    eventually(lambda: (evidence_of(found.sample()).dead_s or 0.0) >= 0.2)
 
     assert [each["container"] for each in logged.entries] == ([] if job_id is None else [None])
 
 
-def test_a_workers_folder_is_told(house: Path, start_worker: StartWorker) -> None:
-    start_worker("w0", folder="apart")
+def test_folder_of_a_worker_is_read(house: Path, start_worker: StartWorker) -> None:
+    start_worker("w0", folder="own")
 
     (seen,) = workers.read(house).workers
 
-    assert seen.folder == "apart"
+    assert seen.folder == "own"
 
 
-# What of the work is unknown
+# Unknown work
 
 
-def test_work_is_read_of_every_process_of_a_container(house: Path, start_worker: StartWorker) -> None:
+def test_work_of_every_process_of_a_container_is_read(house: Path, start_worker: StartWorker) -> None:
     start_worker("w0")
     found = sampler(house)
     found.sample()
@@ -523,7 +523,7 @@ def test_work_is_read_of_every_process_of_a_container(house: Path, start_worker:
         pytest.param(KeyError("rchar"), "unreadable", id="a line is missing"),
     ],
 )
-def test_work_that_cannot_be_read_is_unknown_and_counted(
+def test_unreadable_work_is_unknown_and_counted(
     error: Exception, reason: str, house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_worker("w0")
@@ -539,7 +539,7 @@ def test_work_that_cannot_be_read_is_unknown_and_counted(
     assert snapshot.containers[0].ram_bytes is not None
 
 
-def test_unknown_processes_do_unknown(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_of_unknown_processes(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     start_worker("w0")
     found = sampler(house)
     before = found.sample().containers[0].page_fault_idle_s
@@ -564,7 +564,7 @@ def test_unreadable_io_is_counted(house: Path, start_worker: StartWorker, monkey
     assert snapshot.unknown["w0", "work", "io_unreadable"] == 1
 
 
-def test_a_crowd_has_an_unknown_work(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_of_a_crowd_is_unknown(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     start_worker("w0")
     monkeypatch.setattr(processes, "PROCESSES_MAX", 0)
     snapshot = sampler(house).sample()

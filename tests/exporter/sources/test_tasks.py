@@ -1,4 +1,4 @@
-"""Tasks of other runners: a real shell script that leaves their files, real processes, and files that will not do."""
+"""Tasks of other runners: a shell script with their files, real processes, and invalid files."""
 
 import json
 import os
@@ -32,12 +32,12 @@ printf '{"running_log_id":%s,"remote_pid":"%s","remote_pgid":"%s","timestamp":"%
   "$id" "$$" "$(cut -d ' ' -f 5 "/proc/$$/stat")" "$(date +%s)" >"$folder/$id.json"
 read -r _
 """
-"""What a runner does on a node, in a process group of its own: the file, then the command, which ends on a line."""
+"""A runner in its own process group: it writes the file, then ends after one line of input."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty one; wherever the tests run, its tasks' pids are of this namespace."""
+    """An empty folder. The pids of its tasks are always of this namespace."""
     monkeypatch.setattr(exporter.sources.tasks, "_is_in_host_pid_namespace", lambda: True)
     found = tmp_path / "running_tasks"
     found.mkdir()
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run_task(folder: Path) -> Iterator[Callable[[int], subprocess.Popen[str]]]:
-    """Start a task as a runner does; it is there once its file is whole."""
+    """Start a task like a runner, and wait for its file."""
     started: list[subprocess.Popen[str]] = []
 
     def run(task_id: int) -> subprocess.Popen[str]:
@@ -56,7 +56,7 @@ def run_task(folder: Path) -> Iterator[Callable[[int], subprocess.Popen[str]]]:
         )  # fmt: skip
         started.append(process)
         path = folder / f"{task_id}.json"
-        eventually(lambda: path.exists() and path.read_text().endswith("}"), "its file is whole")
+        eventually(lambda: path.exists() and path.read_text().endswith("}"), "its file is complete")
         return process
 
     yield run
@@ -66,7 +66,7 @@ def run_task(folder: Path) -> Iterator[Callable[[int], subprocess.Popen[str]]]:
 
 
 def write(folder: Path, task_id: int, *, pid: int | None = None, started_s: float | None = None) -> Path:
-    """The file of a task; of this process, started now, unless said otherwise."""
+    """The file of a task; by default of this process, started now."""
     path = folder / f"{task_id}.json"
     fields = {
         "running_log_id": task_id,
@@ -84,7 +84,7 @@ def alive(found: TaskReadings) -> dict[int, bool | None]:
 
 @contextmanager
 def an_exporter(house: Path, *folders: Path) -> Iterator[Exporter]:
-    """The program, with these folders of tasks."""
+    """The program with these folders of tasks."""
     options = ["--sample-interval-s", 0.05, *(option for each in folders for option in ("--task-dir", each))]
     process = subprocess.Popen(
         command("--runtime-dir", house, "--docker", "none", "--nvml", "off", "--port", 0, *options),
@@ -102,30 +102,30 @@ def an_exporter(house: Path, *folders: Path) -> Iterator[Exporter]:
 
 
 @pytest.mark.behaviour("D1")
-def test_a_task_lives_and_dies(house: Path, folder: Path, run_task: Callable[[int], subprocess.Popen[str]]) -> None:
+def test_task_lives_and_dies(house: Path, folder: Path, run_task: Callable[[int], subprocess.Popen[str]]) -> None:
     with an_exporter(house, folder) as program:
 
-        def told() -> dict[str, list[float]]:
+        def alive_series() -> dict[str, list[float]]:
             text = get(program.port, "/metrics")[1]
             return {task: values(text, "gpuwarden_task_alive", task=task) for task in ("7", "8")}
 
         before_s = time.time()
         ends, killed = run_task(7), run_task(8)
-        eventually(lambda: told() == {"7": [1.0], "8": [1.0]}, "both are seen alive")
+        eventually(lambda: alive_series() == {"7": [1.0], "8": [1.0]}, "both are alive")
         text = get(program.port, "/metrics")[1]
 
         ends.communicate("go\n")
         killed.send_signal(signal.SIGKILL)
         killed.wait()
 
-        eventually(lambda: told() == {"7": [], "8": [0.0]}, "one is gone, the other is dead")
+        eventually(lambda: alive_series() == {"7": [], "8": [0.0]}, "one ended, the other is dead")
         assert (folder / "8.json").exists()
         assert values(text, "gpuwarden_task_info", task="8", pid=str(killed.pid), pgid=str(killed.pid)) == [1.0]
         (started_s,) = values(text, "gpuwarden_task_start_timestamp_seconds", task="8")
         assert before_s - 1 <= started_s <= time.time()
 
 
-def test_a_task_whose_parent_has_not_waited_for_it_is_dead(folder: Path) -> None:
+def test_zombie_task_is_dead(folder: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         write(folder, 7, pid=process.pid)
         tasks = Tasks([folder])
@@ -143,10 +143,10 @@ threading.Thread(target=time.sleep, args=(60,)).start()
 print(flush=True)
 ctypes.PyDLL(None).pthread_exit(None)
 """
-"""A program whose main thread ends and whose other one goes on."""
+"""A program whose main thread ends while another thread runs."""
 
 
-def test_a_task_whose_main_thread_has_ended_is_there_while_another_runs(folder: Path) -> None:
+def test_task_with_a_running_thread_and_an_ended_main_thread_is_alive(folder: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", LEADERLESS], stdout=subprocess.DEVNULL) as process:
         try:
             write(folder, 7, pid=process.pid)
@@ -161,11 +161,11 @@ def test_a_task_whose_main_thread_has_ended_is_there_while_another_runs(folder: 
 @pytest.mark.parametrize(
     ("ago_s", "expected"),
     [
-        pytest.param(0.0, True, id="it started before its file was written"),
-        pytest.param(3600.0, False, id="a process that started later has got its pid"),
+        pytest.param(0.0, True, id="started before its file"),
+        pytest.param(3600.0, False, id="reused pid"),
     ],
 )
-def test_a_task_has_the_pid_of_a_process_as_old_as_its_file(folder: Path, ago_s: float, expected: bool) -> None:
+def test_task_is_a_process_as_old_as_its_file(folder: Path, ago_s: float, expected: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         write(folder, 7, pid=process.pid, started_s=time.time() - ago_s)
 
@@ -173,7 +173,7 @@ def test_a_task_has_the_pid_of_a_process_as_old_as_its_file(folder: Path, ago_s:
         process.kill()
 
 
-def test_a_clock_that_is_set_kills_no_task_that_was_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_change_does_not_end_a_known_task(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, 7)
     seen, unseen = Tasks([folder]), Tasks([folder])
     seen.read()
@@ -183,12 +183,12 @@ def test_a_clock_that_is_set_kills_no_task_that_was_seen(folder: Path, monkeypat
     monkeypatch.setattr(exporter.sources.tasks, "clock", SimpleNamespace(stamp=lambda: later))
 
     assert alive(seen.read()) == {7: True}
-    assert alive(unseen.read()) == {7: False}  # by the clock alone another process would have that pid
+    assert alive(unseen.read()) == {7: False}  # by the clock the pid belongs to a later process
     os.utime(folder / "7.json")
-    assert alive(seen.read()) == {7: True}, "a file that is written again with the same process stays its file"
+    assert alive(seen.read()) == {7: True}, "a rewritten file with the same process is the same task"
 
 
-def test_another_task_under_the_same_id_is_looked_at_anew(folder: Path) -> None:
+def test_another_process_with_the_same_id_is_another_task(folder: Path) -> None:
     tasks = Tasks([folder])
     write(folder, 7)
     assert alive(tasks.read()) == {7: True}
@@ -198,14 +198,14 @@ def test_another_task_under_the_same_id_is_looked_at_anew(folder: Path) -> None:
 
 
 def dead_pid() -> int:
-    """Of a process that has ended a moment ago."""
+    """The pid of a process that has just ended."""
     process = subprocess.Popen(["/bin/true"])
     process.wait()
     return process.pid
 
 
-def test_a_hidden_process_is_neither_alive_nor_dead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As /proc mounted with hidepid shows another user's process to one that is not root."""
+def test_hidden_process_is_unknown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like /proc with hidepid, which hides processes of other users from a process that is not root."""
     write(folder, 7)
 
     def hidden(*_: object, **__: object) -> list[str]:
@@ -216,7 +216,7 @@ def test_a_hidden_process_is_neither_alive_nor_dead(folder: Path, monkeypatch: p
     assert alive(Tasks([folder]).read()) == {7: None}
 
 
-def test_a_file_that_did_not_change_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_file_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, 7)
     tasks = Tasks([folder])
     first = tasks.read()
@@ -225,7 +225,7 @@ def test_a_file_that_did_not_change_is_read_once(folder: Path, monkeypatch: pyte
     assert tasks.read() == first
 
 
-def test_each_file_that_will_not_do_costs_its_own_task_and_is_counted(folder: Path) -> None:
+def test_invalid_file_affects_only_its_task_and_is_counted(folder: Path) -> None:
     write(folder, 7)
     (folder / "8.json").write_text('{"running_log_id":8,"remote_p')
     write(folder, 9).rename(folder / "10.json")
@@ -236,7 +236,7 @@ def test_each_file_that_will_not_do_costs_its_own_task_and_is_counted(folder: Pa
     (folder / "15.json").write_bytes(b"\xff")
     (folder / "16.json").write_text(" " * 70_000)
     (folder / "17.json").mkdir()
-    (folder / ".18.json.new").write_text("half of what is being written")
+    (folder / ".18.json.new").write_text("incomplete")
     (folder / "19.txt").write_text("something else")
 
     found = Tasks([folder]).read()
@@ -251,7 +251,7 @@ def test_each_file_that_will_not_do_costs_its_own_task_and_is_counted(folder: Pa
     }
 
 
-def test_a_name_that_is_no_text_is_told_as_one(folder: Path) -> None:
+def test_invalid_file_name_is_escaped(folder: Path) -> None:
     (folder / os.fsdecode(b"\xff.json")).touch()
 
     found = Tasks([folder]).read()
@@ -259,7 +259,7 @@ def test_a_name_that_is_no_text_is_told_as_one(folder: Path) -> None:
     assert found.first_errors["name"].encode().startswith(f"{folder}/\\xff.json: ".encode())
 
 
-def test_a_task_that_ends_between_two_looks_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_that_ends_between_two_samples_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, 7)
     write(folder, 8)
     listed = Tasks._entries
@@ -275,7 +275,7 @@ def test_a_task_that_ends_between_two_looks_is_gone(folder: Path, monkeypatch: p
     assert (alive(found), found.errors) == ({8: True}, {})
 
 
-def test_a_vanished_folder_costs_its_own_tasks(folder: Path, tmp_path: Path) -> None:
+def test_missing_folder_affects_only_its_tasks(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     write(folder, 7)
@@ -292,19 +292,19 @@ def test_a_vanished_folder_costs_its_own_tasks(folder: Path, tmp_path: Path) -> 
     assert (alive(back), back.errors) == ({7: True, 8: True}, {})
 
 
-def test_with_no_folder_to_be_read_nothing_is_known(tmp_path: Path) -> None:
+def test_tasks_are_unknown_if_no_folder_is_readable(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Tasks([tmp_path / "nowhere"]).read()
 
 
-def test_a_folder_may_be_a_file_that_is_none(folder: Path, tmp_path: Path) -> None:
+def test_file_instead_of_a_folder_is_counted(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     write(folder, 7)
 
     assert Tasks([folder, tmp_path / "file"]).read().errors == {"folder_unreadable": 1}
 
 
-def test_of_two_files_with_one_id_the_live_one_is_kept(folder: Path, tmp_path: Path) -> None:
+def test_live_task_of_two_with_one_id_is_kept(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     write(folder, 7, pid=dead_pid())
@@ -315,7 +315,7 @@ def test_of_two_files_with_one_id_the_live_one_is_kept(folder: Path, tmp_path: P
         assert (alive(found), found.errors) == ({7: True}, {"duplicate": 1})
 
 
-def test_of_more_tasks_than_are_read_the_newest_are_and_those_that_were_seen_alive(folder: Path) -> None:
+def test_newest_and_live_tasks_are_read_if_there_are_too_many(folder: Path) -> None:
     tasks, dead = Tasks([folder]), dead_pid()
     write(folder, 7)
     assert alive(tasks.read()) == {7: True}
@@ -330,11 +330,11 @@ def test_of_more_tasks_than_are_read_the_newest_are_and_those_that_were_seen_ali
     assert found.errors == {"too_many": 1}
 
 
-@pytest.mark.parametrize("hosts", [True, False], ids=["in the host's pid namespace", "in another"])
-def test_a_process_that_was_never_seen_is_dead(
+@pytest.mark.parametrize("hosts", [True, False], ids=["host pid namespace", "other pid namespace"])
+def test_unseen_process_is_dead_only_in_the_host_pid_namespace(
     folder: Path, run_task: Callable[[int], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch, hosts: bool
 ) -> None:
-    """In another namespace the host's processes have other pids, or none: there it is unknown."""
+    """In another namespace the host's pids are unknown."""
     monkeypatch.setattr(exporter.sources.tasks, "_is_in_host_pid_namespace", lambda: hosts)
     tasks = Tasks([folder])
     seen = run_task(7)
@@ -348,7 +348,7 @@ def test_a_process_that_was_never_seen_is_dead(
     assert alive(tasks.read()) == {7: False, 8: never, 9: never}
 
 
-def test_the_number_of_entries_looked_at_is_bounded(folder: Path) -> None:
+def test_number_of_directory_entries_is_bounded(folder: Path) -> None:
     for number in range(ENTRIES_MAX + 1):
         (folder / f"{number}.txt").touch()
 

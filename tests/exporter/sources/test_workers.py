@@ -1,4 +1,4 @@
-"""Workers as their files and locks tell of them: real files, real locks, real deaths, and tenants who play tricks."""
+"""Workers from their files and locks: real files, real locks, real deaths, and malicious containers."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def names(found: WorkerReadings) -> list[str]:
     return [sighting.worker.worker for sighting in found.workers]
 
 
-def test_a_living_worker_is_seen_with_its_job_and_pid(house: Path, start_worker: StartWorker) -> None:
+def test_living_worker_is_read_with_its_job_and_pid(house: Path, start_worker: StartWorker) -> None:
     worker = start_worker("w0", folder="slot-a", job_id=7)
 
     found = read(house)
@@ -50,7 +50,7 @@ def test_a_living_worker_is_seen_with_its_job_and_pid(house: Path, start_worker:
     assert (dict(found.errors), found.duplicates) == ({}, 0)
 
 
-def test_a_worker_killed_is_dead_while_its_files_remain(house: Path, start_worker: StartWorker) -> None:
+def test_killed_worker_is_dead_while_its_files_exist(house: Path, start_worker: StartWorker) -> None:
     start_worker("w0", job_id=7).kill()
 
     (sighting,) = read(house).workers
@@ -59,19 +59,19 @@ def test_a_worker_killed_is_dead_while_its_files_remain(house: Path, start_worke
     assert sighting.job is not None
 
 
-def test_a_worker_that_ended_cleanly_is_not_there(house: Path, start_worker: StartWorker) -> None:
+def test_worker_that_ended_cleanly_is_not_listed(house: Path, start_worker: StartWorker) -> None:
     start_worker("w0", job_id=7).end()
 
     assert read(house) == WorkerReadings(workers=())
 
 
-def test_looking_does_not_take_the_lock_away(house: Path, start_worker: StartWorker) -> None:
+def test_read_does_not_take_the_lock(house: Path, start_worker: StartWorker) -> None:
     start_worker("w0")
 
     assert [read(house).workers[0].alive for _ in range(3)] == [True, True, True]
 
 
-def test_without_its_lock_file_whether_a_worker_lives_is_unknown(house: Path) -> None:
+def test_worker_without_a_lock_file_is_unknown(house: Path) -> None:
     path = leave(house, "w0")
     assert read(house).workers[0].alive is False
 
@@ -82,7 +82,9 @@ def test_without_its_lock_file_whether_a_worker_lives_is_unknown(house: Path) ->
     assert dict(found.errors) == {"lock_missing": 1}
 
 
-def test_a_folder_may_hide_a_worker(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_folder_may_hide_a_worker(
+    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leave(house, "stale", folder="free")
     half(leave(house, "bad", folder="spoilt"))
     monkeypatch.setattr(workers, "FILES_MAX", 2)
@@ -98,7 +100,7 @@ def test_a_folder_may_hide_a_worker(house: Path, start_worker: StartWorker, monk
     assert found.unread == {"spoilt", "greedy", "one", "two"} - {kept}
 
 
-# One bad file costs its own worker only
+# An invalid file affects only its worker
 
 
 def no_text(path: Path) -> None:
@@ -153,7 +155,7 @@ def link(path: Path) -> None:
 def listening_socket(path: Path) -> None:
     path.unlink()
     here = Path.cwd()
-    os.chdir(path.parent)  # a socket's path has 108 bytes at most
+    os.chdir(path.parent)  # a socket path has at most 108 bytes
     try:
         with socket.socket(socket.AF_UNIX) as bound:
             bound.bind(path.name)
@@ -168,16 +170,16 @@ def listening_socket(path: Path) -> None:
         pytest.param(half, "not_json", id="half-written"),
         pytest.param(not_utf8, "not_json", id="not UTF-8"),
         pytest.param(oversized, "oversized", id="oversized"),
-        pytest.param(oversized_in_the_middle_of_a_letter, "oversized", id="oversized, cut within a letter"),
-        pytest.param(another_name, "name", id="of another name than its file"),
-        pytest.param(lone_surrogate, "field", id="a text that no scrape can carry"),
-        pytest.param(folder, "not_a_file", id="a folder"),
-        pytest.param(pipe, "not_a_file", id="a pipe"),
-        pytest.param(link, "unreadable", id="a symbolic link"),
-        pytest.param(listening_socket, "unreadable", id="a socket"),
+        pytest.param(oversized_in_the_middle_of_a_letter, "oversized", id="oversized, cut within a character"),
+        pytest.param(another_name, "name", id="name differs from its file"),
+        pytest.param(lone_surrogate, "field", id="text that no page can carry"),
+        pytest.param(folder, "not_a_file", id="folder"),
+        pytest.param(pipe, "not_a_file", id="pipe"),
+        pytest.param(link, "unreadable", id="symbolic link"),
+        pytest.param(listening_socket, "unreadable", id="socket"),
     ],
 )
-def test_an_untrusted_file_costs_its_worker(spoil: Callable[[Path], None], reason: str, house: Path) -> None:
+def test_invalid_file_affects_only_its_worker(spoil: Callable[[Path], None], reason: str, house: Path) -> None:
     leave(house, "good")
     spoil(leave(house, "bad"))
     leave(house, "fine", folder="bad")
@@ -193,12 +195,12 @@ def test_an_untrusted_file_costs_its_worker(spoil: Callable[[Path], None], reaso
     ("spoil", "reason"),
     [
         pytest.param(half, "not_json", id="half-written"),
-        pytest.param(lone_surrogate_as_model, "field", id="a text that no scrape can carry"),
-        pytest.param(pipe, "not_a_file", id="a pipe"),
-        pytest.param(link, "unreadable", id="a symbolic link"),
+        pytest.param(lone_surrogate_as_model, "field", id="text that no page can carry"),
+        pytest.param(pipe, "not_a_file", id="pipe"),
+        pytest.param(link, "unreadable", id="symbolic link"),
     ],
 )
-def test_an_untrusted_job_file_costs_its_job(spoil: Callable[[Path], None], reason: str, house: Path) -> None:
+def test_invalid_job_file_affects_only_its_job(spoil: Callable[[Path], None], reason: str, house: Path) -> None:
     job_path = leave(house, "w0").with_name("w0.job.json")
     job = build.job_file(worker="w0", incarnation=build.worker_file().incarnation)
     job_path.write_text(state_file.render(job))
@@ -212,7 +214,7 @@ def test_an_untrusted_job_file_costs_its_job(spoil: Callable[[Path], None], reas
     assert found.first_errors[reason].startswith(f"{job_path}: ")
 
 
-def test_a_pipe_that_somebody_holds_open_does_not_hold_us_up(house: Path) -> None:
+def test_open_pipe_does_not_block_the_read(house: Path) -> None:
     leave(house, "good")
     path = leave(house, "bad")
     pipe(path)
@@ -227,8 +229,8 @@ def test_a_pipe_that_somebody_holds_open_does_not_hold_us_up(house: Path) -> Non
     assert dict(found.errors) == {"not_a_file": 1}
 
 
-@pytest.mark.parametrize("spoil", [pytest.param(pipe, id="a pipe"), pytest.param(folder, id="a folder")])
-def test_a_lock_that_is_no_file_is_skipped(spoil: Callable[[Path], None], house: Path) -> None:
+@pytest.mark.parametrize("spoil", [pytest.param(pipe, id="pipe"), pytest.param(folder, id="folder")])
+def test_lock_that_is_not_a_file_is_skipped(spoil: Callable[[Path], None], house: Path) -> None:
     lock = leave(house, "w0").with_name("w0.lock")
     spoil(lock)
 
@@ -239,7 +241,7 @@ def test_a_lock_that_is_no_file_is_skipped(spoil: Callable[[Path], None], house:
     assert found.first_errors["lock_unreadable"].startswith(f"{lock}: ")
 
 
-def test_a_lock_behind_a_link_tells_nothing(house: Path, start_worker: StartWorker) -> None:
+def test_linked_lock_is_unknown(house: Path, start_worker: StartWorker) -> None:
     start_worker("other")
     lock = leave(house, "w0").with_name("w0.lock")
     lock.unlink()
@@ -248,7 +250,7 @@ def test_a_lock_behind_a_link_tells_nothing(house: Path, start_worker: StartWork
     assert {each.worker.worker: each.alive for each in read(house).workers} == {"other": True, "w0": None}
 
 
-def test_a_linked_folder_is_not_followed(house: Path, tmp_path: Path) -> None:
+def test_linked_folder_is_not_followed(house: Path, tmp_path: Path) -> None:
     leave(house, "good")
     leave(tmp_path, "outside")
     (house / "linked").symlink_to(tmp_path / "outside")
@@ -256,7 +258,7 @@ def test_a_linked_folder_is_not_followed(house: Path, tmp_path: Path) -> None:
     assert names(read(house)) == ["good"]
 
 
-def test_half_made_files_hidden_by_their_dot_are_passed_by(house: Path) -> None:
+def test_hidden_incomplete_files_are_ignored(house: Path) -> None:
     path = leave(house, "w0")
     path.with_name(".w1.worker.json").write_text("{")
     path.with_name(".w0.worker.json.new").write_text("{")
@@ -264,7 +266,7 @@ def test_half_made_files_hidden_by_their_dot_are_passed_by(house: Path) -> None:
     assert read(house).errors == {}
 
 
-def test_the_job_of_an_earlier_incarnation_is_not_this_workers(house: Path, start_worker: StartWorker) -> None:
+def test_job_of_an_earlier_incarnation_is_ignored(house: Path, start_worker: StartWorker) -> None:
     worker = start_worker("w0", job_id=7)
     job = build.job_file(worker="w0", incarnation="the-one-before")
     (worker.folder / "w0.job.json").write_text(state_file.render(job))
@@ -275,10 +277,10 @@ def test_the_job_of_an_earlier_incarnation_is_not_this_workers(house: Path, star
     assert dict(found.errors) == {"foreign": 1}
 
 
-# Two that claim one name
+# Two workers with the same name
 
 
-def test_of_two_with_one_name_the_living_is_kept(house: Path, start_worker: StartWorker) -> None:
+def test_living_worker_of_several_with_one_name_is_kept(house: Path, start_worker: StartWorker) -> None:
     leave(house, "w0", folder="a-stale-one")
     worker = start_worker("w0", folder="b")
     leave(house, "w0", folder="c-stale-too")
@@ -289,8 +291,12 @@ def test_of_two_with_one_name_the_living_is_kept(house: Path, start_worker: Star
     assert found.duplicates == 2
 
 
-@pytest.mark.parametrize(("honest", "liar"), [("a", "b"), ("b", "a")], ids=["honest folder first", "liar's first"])
-def test_a_later_process_cannot_claim_an_age(honest: str, liar: str, house: Path, start_worker: StartWorker) -> None:
+@pytest.mark.parametrize(
+    ("honest", "liar"), [("a", "b"), ("b", "a")], ids=["honest folder first", "other folder first"]
+)
+def test_later_process_cannot_claim_an_earlier_start(
+    honest: str, liar: str, house: Path, start_worker: StartWorker
+) -> None:
     worker = start_worker("w0", folder=honest)
     eventually(lambda: uptime_ticks() > procfs.start_ticks(worker.pid) + 2)
     rival = start_worker("w0", folder=liar)
@@ -307,7 +313,7 @@ def uptime_ticks() -> float:
 
 
 def claim_to_be_older(rival: Worker) -> None:
-    """Rewrite its file, and put a folder where its heartbeat would write the truth again."""
+    """Rewrite its file, and block its heartbeat with a folder."""
     path = rival.folder / "w0.worker.json"
     worker = state_file.parse_worker(path.read_text())
     (rival.folder / ".w0.worker.json.new").unlink(missing_ok=True)
@@ -317,10 +323,10 @@ def claim_to_be_older(rival: Worker) -> None:
     path.write_text(state_file.render(claim))
 
 
-# Bounds, and what cannot be read
+# Bounds, and unreadable files
 
 
-def test_a_tenant_with_endless_files_crowds_out_itself_only(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_with_too_many_files_affects_only_itself(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "FILES_MAX", 3)
     for number in range(5):
         leave(house, f"w{number}", folder="greedy")
@@ -332,7 +338,7 @@ def test_a_tenant_with_endless_files_crowds_out_itself_only(house: Path, monkeyp
     assert dict(found.errors) == {"too_many": 1}
 
 
-def test_a_folder_of_endless_files_is_read_within_bounds(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_with_endless_entries_is_read_within_bounds(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "ENTRIES_MAX", 10)
     (house / "greedy").mkdir()
     for number in range(50):
@@ -347,7 +353,7 @@ def test_a_folder_of_endless_files_is_read_within_bounds(house: Path, monkeypatc
 
 @contextmanager
 def unprivileged() -> Iterator[None]:
-    """As nobody for a while: permissions mean nothing to root."""
+    """Drop root for a while, since root ignores permissions."""
     before = os.geteuid()
     if before == 0:
         os.seteuid(65534)
@@ -359,14 +365,14 @@ def unprivileged() -> Iterator[None]:
 
 @pytest.fixture
 def public_house() -> Iterator[Path]:
-    """A $GPUWARDEN_RUNTIME_DIR that everyone can reach."""
+    """A $GPUWARDEN_RUNTIME_DIR which every user can reach."""
     directory = Path(tempfile.mkdtemp(prefix="gw-"))
     directory.chmod(0o755)
     yield directory
     shutil.rmtree(directory)
 
 
-def test_a_folder_that_may_not_be_read_is_counted_and_costs_itself_only(public_house: Path) -> None:
+def test_forbidden_folder_is_counted_and_affects_only_itself(public_house: Path) -> None:
     leave(public_house, "good")
     leave(public_house, "closed").parent.chmod(0)
 
@@ -378,7 +384,7 @@ def test_a_folder_that_may_not_be_read_is_counted_and_costs_itself_only(public_h
     assert dict(found.errors) == {"unreadable": 1}
 
 
-def test_a_lock_that_may_not_be_read_tells_nothing(public_house: Path) -> None:
+def test_forbidden_lock_is_unknown(public_house: Path) -> None:
     lock = leave(public_house, "w0").with_name("w0.lock")
     lock.chmod(0)
 
@@ -388,12 +394,12 @@ def test_a_lock_that_may_not_be_read_tells_nothing(public_house: Path) -> None:
     assert found.workers[0].alive is None
 
 
-def test_without_its_directory_the_source_fails_as_a_whole(house: Path) -> None:
+def test_missing_directory_fails_the_source(house: Path) -> None:
     with pytest.raises(FileNotFoundError):
         workers.read(house / "nowhere")
 
 
-def test_a_worker_that_dies_has_no_pid(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
+def test_worker_that_dies_during_the_read_has_no_pid(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
     start_worker("w0")
     (tmp_path / "proc").mkdir()
 
@@ -402,7 +408,7 @@ def test_a_worker_that_dies_has_no_pid(house: Path, start_worker: StartWorker, t
     assert (sighting.alive, sighting.pid, sighting.container_id) == (True, None, None)
 
 
-def test_a_worker_that_ends_while_it_is_read_is_no_error(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_ends_during_the_read_is_not_an_error(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = leave(house, "w0", folder="slot")
     leave(house, "a-first-one", folder="slot")
     parse = state_file.parse_worker
@@ -419,14 +425,14 @@ def test_a_worker_that_ends_while_it_is_read_is_no_error(house: Path, monkeypatc
     assert dict(found.errors) == {}
 
 
-def test_what_a_file_holds_is_parsed_once_and_read_at_each_look(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_content_is_parsed_once(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave(house, "w0", folder="slot")
     before = read(house).workers[0].worker
     path = house / "slot" / f"w0{state_file.WORKER_SUFFIX}"
     monkeypatch.setattr(state_file, "parse_worker", lambda _: pytest.fail("it was parsed again"))
     again = read(house).workers[0].worker
     monkeypatch.undo()
-    path.write_text(path.read_text().replace('"queue": "', '"queue": "another-'))  # in place, within the same moment
+    path.write_text(path.read_text().replace('"queue": "', '"queue": "another-'))  # in place, at the same time stamp
     after = read(house).workers[0].worker
     path.write_text("{")
     broken = read(house)
@@ -436,7 +442,7 @@ def test_what_a_file_holds_is_parsed_once_and_read_at_each_look(house: Path, mon
     assert (broken.workers, dict(broken.errors)) == ((), {"not_json": 1})
 
 
-def test_of_files_that_are_gone_nothing_is_remembered(house: Path) -> None:
+def test_removed_files_leave_no_state(house: Path) -> None:
     path = leave(house, "w0", folder="slot")
     seen = read(house).workers
     path.unlink()
@@ -449,7 +455,7 @@ def test_of_files_that_are_gone_nothing_is_remembered(house: Path) -> None:
     assert (workers._WORKER_FILES._now, workers._WORKER_FILES._before) == ({}, {})
 
 
-def test_a_workers_container_is_its_cgroup(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
+def test_container_of_a_worker_is_read_from_its_cgroup(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
     worker = start_worker("w0")
     group = tmp_path / "proc" / str(worker.pid) / "cgroup"
     group.parent.mkdir(parents=True)

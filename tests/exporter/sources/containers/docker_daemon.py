@@ -1,4 +1,4 @@
-"""A Docker daemon that answers as a test says, and a source that asks it."""
+"""A Docker daemon with given answers, and a source that lists it."""
 
 import json
 import queue
@@ -32,7 +32,7 @@ def inspected(
     networks: dict[str, Any] | None = None,
     paused: bool = False,
 ) -> dict[str, Any]:
-    """What `docker inspect` answers, of the fields that matter here (Docker Engine API, ContainerInspect)."""
+    """The answer of `docker inspect`, with the fields that matter here (Docker Engine API, ContainerInspect)."""
     return {
         "Id": build.DOCKER_ID,
         "Name": "/worker-0",
@@ -67,11 +67,11 @@ UNHEALTHY = {
 Answer = Callable[[str], Any]
 
 Events = queue.SimpleQueue
-"""What a daemon tells of, as it happens; `None` ends it."""
+"""Events of a daemon, as they happen; `None` ends the stream."""
 
 
-class Unframed(Events[dict[str, Any] | None]):
-    """Told without chunks: that they end is seen by the end of the connection alone."""
+class UnchunkedEvents(Events[dict[str, Any] | None]):
+    """Sent without chunks: only the end of the connection ends the stream."""
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -88,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
         assert isinstance(self.server, _Server)
         answer = self.server.answer(self.path)
         if isinstance(answer, Events):
-            self._tell(answer)
+            self._send_events(answer)
             return
         status, body = answer if isinstance(answer, tuple) else (200, answer)
         content = json.dumps(body).encode()
@@ -99,15 +99,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(content)
 
-    def _tell(self, events: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
-        framed = not isinstance(events, Unframed)
+    def _send_events(self, events: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
+        framed = not isinstance(events, UnchunkedEvents)
         with suppress(OSError):
             self.send_response(200)
             self.send_header(*("Transfer-Encoding", "chunked") if framed else ("Connection", "close"))
             self.end_headers()
             while (event := events.get()) is not None:
-                told = json.dumps(event).encode() + b"\n"
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(told), told) if framed else told)
+                line = json.dumps(event).encode() + b"\n"
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line) if framed else line)
             if framed:
                 self.wfile.write(b"0\r\n\r\n")
 
@@ -120,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def daemon(folder: Path, answer: Answer) -> Iterator[str]:
-    """Something that listens where a Docker daemon would, and answers with what `answer` makes of the path."""
+    """Listen like a Docker daemon and answer a path with `answer(path)`."""
     path = folder / "docker.sock"
     with _Server(path, answer) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -131,7 +131,7 @@ def daemon(folder: Path, answer: Answer) -> Iterator[str]:
 
 
 @contextmanager
-def asked(base_url: str, directory: Path | None = None) -> Iterator[EngineContainers]:
+def polling(base_url: str, directory: Path | None = None) -> Iterator[EngineContainers]:
     source = EngineContainers(base_url, directory)
     source.start()
     yield source
@@ -146,7 +146,7 @@ def listing_of(source: EngineContainers) -> Listing | None:
 
 
 def a_daemon(*rows: dict[str, Any], inspect: Any = None) -> Answer:
-    """Answers for a daemon with these containers."""
+    """Answers of a daemon with these containers."""
 
     def answer(path: str) -> Any:
         if path.endswith("/version"):
@@ -160,12 +160,12 @@ def a_daemon(*rows: dict[str, Any], inspect: Any = None) -> Answer:
     return answer
 
 
-def row(full_id: str = build.DOCKER_ID, name: str = "worker-0", **told: Any) -> dict[str, Any]:
-    return {"Id": full_id, "Names": [f"/{name}"], **told}
+def row(full_id: str = build.DOCKER_ID, name: str = "worker-0", **fields: Any) -> dict[str, Any]:
+    return {"Id": full_id, "Names": [f"/{name}"], **fields}
 
 
-class Telling:
-    """One that tells its events: which listings it was asked for, and who follows."""
+class EventDaemon:
+    """A daemon with events: counts its listings, and its followers."""
 
     def __init__(self, *rows: dict[str, Any], inspect: Any = None) -> None:
         self.listings: list[str] = []
@@ -181,8 +181,8 @@ class Telling:
             self.listings.append(path)
         return self._whole(path)
 
-    def is_left_alone(self) -> bool:
-        """Whether nobody asks for half a second, in which it would be asked some twenty times."""
+    def is_rarely_listed(self) -> bool:
+        """Whether no listing is requested for half a second. Without events there would be about twenty."""
         before = len(self.listings)
         time.sleep(0.5)
         return len(self.listings) == before

@@ -1,4 +1,4 @@
-"""Containers by the kernel's word, from directories shaped like the kernel's: where they are, and who lists none."""
+"""Containers in directories like those of the kernel: their cgroups, and containers which no engine lists."""
 
 import errno
 import os
@@ -33,7 +33,7 @@ POD = "kubepods.slice/kubepods-pod1.slice"
 
 
 class Host:
-    """A host of version 2, or with the memory controller of version 1, and its processes."""
+    """A host with cgroup version 2, or with the memory controller of version 1, and its processes."""
 
     def __init__(self, folder: Path, *, version_1: bool = False) -> None:
         self.proc, self.root = folder / "proc", folder / "cgroup"
@@ -44,7 +44,7 @@ class Host:
         self.where: dict[int, str] = {}
 
     def process(self, pid: int, group: str, *, ticks: int = 77, gpus: str | None = None) -> None:
-        """Start a process in a group, move it there, or put another in its place."""
+        """Start a process in a group, move it there, or replace it."""
         if pid in self.where:
             self.end(pid)
         self.where[pid] = group
@@ -67,7 +67,7 @@ class Host:
         self._list(place)
 
     def remove(self, group: str) -> None:
-        """End all that is in a group, and the group."""
+        """End all processes of a group and remove it."""
         for pid in [pid for pid, where in self.where.items() if where == group]:
             self.end(pid)
         shutil.rmtree(self.top / group)
@@ -95,7 +95,7 @@ def scope(full_id: str = ID, by: str = "cri-containerd") -> str:
 
 
 def listing(*ids: str, containers: dict[str, Container] | None = None) -> Listing:
-    """What an engine lists at this moment."""
+    """What an engine lists now."""
     return Listing(containers=containers or {}, taken_s=time.monotonic(), duration_s=0.0, ids=frozenset(ids))
 
 
@@ -108,14 +108,14 @@ def processes_in(places: ContainerCgroups, place: Container) -> set[int] | None:
     return None if pids is None else set(pids)
 
 
-# --- frozen
+# Frozen
 
 
-def freeze(host: Host, told: str, *, full_id: str = ID, below: str = "") -> None:
-    """The kernel's word on a container: `FROZEN` or another state of version 1, a line of version 2."""
+def freeze(host: Host, content: str, *, full_id: str = ID, below: str = "") -> None:
+    """Write the state of the freezer: `FROZEN` or another state of version 1, a line of version 2."""
     place = host.root / (below if host.version_2 else "freezer") / scope(full_id)
     place.mkdir(parents=True, exist_ok=True)
-    (place / ("cgroup.events" if host.version_2 else "freezer.state")).write_text(told)
+    (place / ("cgroup.events" if host.version_2 else "freezer.state")).write_text(content)
     if not host.version_2:
         (host.proc / "41" / "cgroup").write_text(f"7:freezer,misc:/{scope()}\n4:memory:/{scope()}\n")
 
@@ -123,7 +123,7 @@ def freeze(host: Host, told: str, *, full_id: str = ID, below: str = "") -> None
 FROZEN = {True: "populated 1\nfrozen 1\n", False: "FROZEN\n"}
 
 
-def test_a_container_is_frozen_by_the_kernels_word_and_when_it_was_asked_is_told(host: Host) -> None:
+def test_frozen_container_has_the_time_of_the_reading(host: Host) -> None:
     host.process(41, scope())
     freeze(host, FROZEN[host.version_2])
     before_s = clock.boottime_s()
@@ -135,28 +135,28 @@ def test_a_container_is_frozen_by_the_kernels_word_and_when_it_was_asked_is_told
 
 
 @pytest.mark.parametrize(
-    "told",
+    "content",
     [
-        pytest.param({True: "populated 1\nfrozen 0\n", False: "THAWED\n"}, id="not"),
-        pytest.param({True: "populated 1\nfrozen 10\n", False: "FREEZING\n"}, id="not all of it"),
-        pytest.param({True: "", False: ""}, id="nothing is told"),
+        pytest.param({True: "populated 1\nfrozen 0\n", False: "THAWED\n"}, id="not frozen"),
+        pytest.param({True: "populated 1\nfrozen 10\n", False: "FREEZING\n"}, id="partly frozen"),
+        pytest.param({True: "", False: ""}, id="empty file"),
     ],
 )
-def test_a_container_is_not_frozen_where_the_kernel_does_not_say_so(host: Host, told: dict[bool, str]) -> None:
+def test_container_without_a_frozen_state_is_not_frozen(host: Host, content: dict[bool, str]) -> None:
     host.process(41, scope())
-    freeze(host, told[host.version_2])
+    freeze(host, content[host.version_2])
 
     assert host.places().frozen_s(container()) is None
 
 
-def test_a_container_whose_group_or_process_is_gone_is_not_known_to_be_frozen(host: Host) -> None:
+def test_container_without_group_or_process_is_not_frozen(host: Host) -> None:
     host.process(41, scope())
     without_file = host.places().frozen_s(container())
 
     assert (without_file, host.places().frozen_s(container(pid=99))) == (None, None)
 
 
-def test_a_neighbour_that_is_frozen_freezes_nobody_else(host: Host) -> None:
+def test_frozen_neighbour_does_not_count(host: Host) -> None:
     host.process(41, scope())
     host.process(51, scope(OTHER))
     freeze(host, FROZEN[host.version_2], full_id=OTHER)
@@ -164,7 +164,7 @@ def test_a_neighbour_that_is_frozen_freezes_nobody_else(host: Host) -> None:
     assert host.places().frozen_s(container()) is None
 
 
-def test_on_a_hybrid_host_either_version_may_tell(tmp_path: Path) -> None:
+def test_hybrid_host_may_use_either_version(tmp_path: Path) -> None:
     host = Host(tmp_path)
     host.process(41, scope())
     freeze(host, FROZEN[True], below="unified")
@@ -172,31 +172,31 @@ def test_on_a_hybrid_host_either_version_may_tell(tmp_path: Path) -> None:
     assert host.places().frozen_s(container()) is not None
 
 
-def test_a_late_look_does_not_date_a_frozen_container(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_reading_does_not_date_a_frozen_container(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.process(41, scope())
     freeze(host, FROZEN[host.version_2])
-    told_s = iter([100.0, 100.1, 200.0, 200.2])
-    monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: next(told_s))
+    times_s = iter([100.0, 100.1, 200.0, 200.2])
+    monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: next(times_s))
 
     assert [host.places().frozen_s(container()) for _ in range(2)] == [pytest.approx(100.0), None]
 
 
-# --- where
+# Cgroup of a container
 
 
-def test_a_container_is_found_once_and_read_each_time(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_container_is_located_once_and_read_each_time(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.process(41, scope())
     places = host.places()
     places.read(container())
     host.process(42, scope())
-    monkeypatch.setattr(cgroup, "place", lambda *_, **__: pytest.fail("it was looked for again"))
+    monkeypatch.setattr(cgroup, "place", lambda *_, **__: pytest.fail("it was searched again"))
 
     pids, ram = places.read(container())
 
     assert (set(pids or ()), ram.usage_bytes) == ({41, 42}, 1000)
 
 
-def test_a_process_that_moves_between_containers_is_in_the_other_at_the_next_look(host: Host) -> None:
+def test_moved_process_is_in_its_new_container_at_the_next_sample(host: Host) -> None:
     for pid, full_id in ((41, ID), (42, ID), (51, OTHER)):
         host.process(pid, scope(full_id))
     places = host.places()
@@ -208,7 +208,7 @@ def test_a_process_that_moves_between_containers_is_in_the_other_at_the_next_loo
     assert (before, after) == ([{41, 42}, {51}], [{41}, {42, 51}])
 
 
-def test_a_containers_first_process_may_end_before_the_others(host: Host) -> None:
+def test_first_process_of_a_container_may_end_first(host: Host) -> None:
     host.process(41, scope())
     host.process(42, scope())
     places = host.places()
@@ -218,7 +218,7 @@ def test_a_containers_first_process_may_end_before_the_others(host: Host) -> Non
     assert processes_in(places, container()) == {42}
 
 
-def test_a_pid_that_is_somebody_elses_by_now_tells_nothing_of_its_container(host: Host) -> None:
+def test_reused_pid_does_not_locate_a_container(host: Host) -> None:
     host.process(41, scope())
     places = host.places()
     places.read(container())
@@ -230,7 +230,7 @@ def test_a_pid_that_is_somebody_elses_by_now_tells_nothing_of_its_container(host
     assert (pids, ram.usage_bytes) == (None, None)
 
 
-def test_a_container_that_is_started_again_is_found_again(host: Host) -> None:
+def test_restarted_container_is_located_again(host: Host) -> None:
     host.process(41, scope())
     places = host.places()
     places.read(container())
@@ -242,7 +242,7 @@ def test_a_container_that_is_started_again_is_found_again(host: Host) -> None:
     assert processes_in(places, container()) == {41}
 
 
-def test_a_container_that_is_looked_at_before_its_process_is_put_into_its_group_is_found_then(host: Host) -> None:
+def test_container_is_located_after_its_process_joins_its_group(host: Host) -> None:
     host.process(41, "system.slice/containerd.service")
     places = host.places()
     before = processes_in(places, container())
@@ -251,7 +251,7 @@ def test_a_container_that_is_looked_at_before_its_process_is_put_into_its_group_
     assert (before, processes_in(places, container())) == (None, {41})
 
 
-def test_files_that_are_open_tell_what_is_in_them_by_now_and_not_what_was(host: Host) -> None:
+def test_open_files_return_current_content(host: Host) -> None:
     host.process(41, scope())
     places = host.places()
     before = [places.read(container()) for _ in range(3)][-1]
@@ -265,7 +265,7 @@ def test_files_that_are_open_tell_what_is_in_them_by_now_and_not_what_was(host: 
     assert (after[0], after[1].usage_bytes, after[1].anon_bytes) == (frozenset({41, 42}), 3000, 300)
 
 
-def test_unchanged_memory_parts_are_read_in_the_end_and_changed_ones_at_once(host: Host) -> None:
+def test_memory_parts_are_read_if_usage_changed_and_at_intervals(host: Host) -> None:
     host.process(41, scope())
     files = {each: host.top / scope() / each for each in (host.usage, "memory.stat")}
     files["memory.stat"].write_text("anon 1\ntotal_rss 1\n")
@@ -284,11 +284,11 @@ def test_unchanged_memory_parts_are_read_in_the_end_and_changed_ones_at_once(hos
     assert anon(4, 1001) == 3
 
 
-def test_a_group_in_the_place_of_one_whose_files_are_open_is_read_instead(host: Host) -> None:
+def test_recreated_group_is_read_instead_of_its_open_files(host: Host) -> None:
     host.process(41, scope())
     places = host.places()
     places.read(container())
-    host.remove(scope())  # with its files, which tell on what they told, where they are open
+    host.remove(scope())  # its open files keep their content
     host.process(42, scope())
     (host.top / scope() / host.usage).write_text("3000\n")
     moved = replace(container(), pid=42)
@@ -298,7 +298,7 @@ def test_a_group_in_the_place_of_one_whose_files_are_open_is_read_instead(host: 
     assert (pids, ram.usage_bytes) == (frozenset({42}), 3000)
 
 
-def test_a_group_that_is_made_below_one_whose_files_are_open_is_seen(host: Host) -> None:
+def test_new_child_group_is_read(host: Host) -> None:
     host.process(41, scope())
     places = host.places()
     places.read(container())
@@ -307,8 +307,8 @@ def test_a_group_that_is_made_below_one_whose_files_are_open_is_seen(host: Host)
     assert processes_in(places, container()) == {41, 42}
 
 
-@pytest.mark.parametrize("nested", [False, True], ids=["alone", "with groups below it"])
-def test_a_renamed_group_lists_its_own_processes_alone(host: Host, nested: bool) -> None:
+@pytest.mark.parametrize("nested", [False, True], ids=["alone", "with child groups"])
+def test_renamed_group_lists_only_its_own_processes(host: Host, nested: bool) -> None:
     below = "/inside" if nested else ""
     host.process(41, scope())
     host.process(42, scope() + below)
@@ -324,7 +324,7 @@ def test_a_renamed_group_lists_its_own_processes_alone(host: Host, nested: bool)
     assert there == {51, 52}
 
 
-def test_a_group_with_groups_below_it_is_gone_with_them_whatever_is_in_its_place(host: Host) -> None:
+def test_removed_group_with_child_groups_is_gone_even_if_replaced(host: Host) -> None:
     host.process(41, scope())
     host.process(42, f"{scope()}/inside")
     group = cgroup.Group(host.top / scope())
@@ -339,7 +339,7 @@ def test_a_group_with_groups_below_it_is_gone_with_them_whatever_is_in_its_place
         group.processes()
 
 
-def test_the_files_of_no_more_containers_stay_open_than_may_be_and_of_none_that_is_forgotten(host: Host) -> None:
+def test_number_of_open_files_is_bounded_and_removed_containers_have_none(host: Host) -> None:
     running = [container(), container(51, OTHER)]
     for each in running:
         host.process(each.pid, scope(each.id))
@@ -351,11 +351,11 @@ def test_the_files_of_no_more_containers_stay_open_than_may_be_and_of_none_that_
     places.keep([running[1].incarnation])
 
     assert found == [[{41}, {51}]] * 2
-    # The usage and its parts, the folder, and the processes, of which version 1 makes the list as it is opened.
+    # The usage, its parts, the folder and the processes. Version 1 builds the process list at open, so it is not kept.
     assert (kept, descriptors()) == (4 if host.version_2 else 3, open_before)
 
 
-def test_stale_open_files_are_replaced_in_the_same_look(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_open_files_are_replaced_in_the_same_sample(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.process(41, scope())
     places = host.places()
     places.read(container())
@@ -372,12 +372,12 @@ def test_stale_open_files_are_replaced_in_the_same_look(host: Host, monkeypatch:
 
 
 def descriptors() -> set[str]:
-    """The files of the directories shaped like the kernel's that are open."""
+    """The open files below the test's cgroup directories."""
     found = (Path(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd"))  # noqa: PTH208 - one lists them
     return {f"{each}" for each in found if each.is_symlink() and "/cgroup/" in str(each.readlink())}
 
 
-def test_hundreds_of_containers_that_come_and_go_leave_nothing_behind(host: Host) -> None:
+def test_hundreds_of_ended_containers_leave_no_state(host: Host) -> None:
     places, unlisted = host.places(), host.unlisted()
     for round_ in range(20):
         ids = [f"{round_ * 10 + number:064x}" for number in range(10)]
@@ -398,7 +398,7 @@ def test_hundreds_of_containers_that_come_and_go_leave_nothing_behind(host: Host
     assert (places._places, places._files, unlisted._first_seen_s, unlisted._found) == ({}, {}, {}, {})
 
 
-# --- who is listed by nobody
+# Unlisted containers
 
 
 @pytest.mark.parametrize(
@@ -407,11 +407,11 @@ def test_hundreds_of_containers_that_come_and_go_leave_nothing_behind(host: Host
         pytest.param(scope(), "containerd", id="containerd"),
         pytest.param(scope(by="crio") + "/container", "cri-o", id="CRI-O"),
         pytest.param(f"user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container", "libpod",
-                     id="a user's Podman"),
-        pytest.param(f"docker/{ID}", "container", id="an engine that is not asked"),
+                     id="Podman of a user"),
+        pytest.param(f"docker/{ID}", "container", id="an engine that is not listed"),
     ],
 )  # fmt: skip
-def test_a_container_that_no_engine_lists_is_found_by_its_process(host: Host, group: str, kind: str) -> None:
+def test_unlisted_container_is_found_by_its_process(host: Host, group: str, kind: str) -> None:
     host.process(41, group, gpus="GPU-1,GPU-2")
 
     (found,) = host.unlisted().find([41], {})
@@ -421,20 +421,20 @@ def test_a_container_that_no_engine_lists_is_found_by_its_process(host: Host, gr
     assert found.incarnation.startswith(f"{ID}@")
 
 
-def test_a_container_whose_environment_names_no_gpu_has_asked_for_none(host: Host) -> None:
+def test_container_without_a_gpu_variable_has_no_request(host: Host) -> None:
     host.process(41, scope())
 
     assert host.unlisted().find([41], {})[0].gpu_request is None
 
 
-def test_a_process_in_no_container_or_gone_or_in_the_exporters_own_brings_none(host: Host) -> None:
+def test_no_container_for_host_processes_ended_ones_and_the_exporters_own(host: Host) -> None:
     host.process(41, "system.slice/ssh.service")
     host.process(42, scope())
 
     assert host.unlisted(own=ID).find([41, 42, 43], {}) == []
 
 
-def test_who_is_listed_is_not_unlisted_and_whoever_comes_to_be_listed_no_more(host: Host) -> None:
+def test_listed_container_is_not_unlisted(host: Host) -> None:
     host.process(41, scope())
     unlisted = host.unlisted()
     unlisted.find([41], {"docker": listing()})
@@ -445,8 +445,8 @@ def test_who_is_listed_is_not_unlisted_and_whoever_comes_to_be_listed_no_more(ho
     assert ([each.id for each in before], after) == ([ID], [])
 
 
-def test_nobody_is_unlisted_by_a_listing_from_before_it_was_seen(host: Host) -> None:
-    """A container that was started since is in the next listing, under its own name."""
+def test_listing_from_before_the_first_sight_does_not_make_a_container_unlisted(host: Host) -> None:
+    """A container that started later is in the next listing with its name."""
     host.process(41, scope())
     unlisted, old = host.unlisted(), listing()
 
@@ -455,8 +455,8 @@ def test_nobody_is_unlisted_by_a_listing_from_before_it_was_seen(host: Host) -> 
     assert len(unlisted.find([41], {"docker": listing()})) == 1
 
 
-def test_a_listing_that_may_lag_behind_proves_nothing_about_who_was_seen_within_its_lag(host: Host) -> None:
-    """Such as the Kubernetes API's, which hears of a container some seconds after its process is there."""
+def test_listing_with_a_lag_is_not_used_within_its_lag(host: Host) -> None:
+    """For example the Kubernetes API, which lists a container seconds after its process starts."""
     host.process(41, scope())
 
     for lag_s, found in ((30.0, 0), (0.0, 1)):
@@ -465,7 +465,7 @@ def test_a_listing_that_may_lag_behind_proves_nothing_about_who_was_seen_within_
         assert len(lagging.find([41], {"kubernetes": replace(listing(), lag_s=lag_s)})) == found
 
 
-def test_while_an_engine_does_not_answer_nobody_new_is_unlisted_and_who_was_stays(host: Host) -> None:
+def test_silent_engine_adds_no_unlisted_container_and_removes_none(host: Host) -> None:
     host.process(41, scope())
     host.process(51, scope(OTHER))
     unlisted = host.unlisted()
@@ -478,8 +478,8 @@ def test_while_an_engine_does_not_answer_nobody_new_is_unlisted_and_who_was_stay
     assert [each.id for each in found] == [ID]
 
 
-def test_a_container_stays_while_it_has_processes_and_goes_with_its_group(host: Host) -> None:
-    """Such as one whose process has left the GPU: its idleness counts on."""
+def test_unlisted_container_stays_until_its_group_is_removed(host: Host) -> None:
+    """Its process may have left the GPU: its idle time continues."""
     host.process(41, scope())
     host.process(42, scope())
     unlisted = host.unlisted()
@@ -492,11 +492,11 @@ def test_a_container_stays_while_it_has_processes_and_goes_with_its_group(host: 
     assert (stays, unlisted.find([], {})) == ([first], [])
 
 
-def test_a_container_that_is_started_again_is_another_incarnation(host: Host) -> None:
+def test_restarted_unlisted_container_is_another_incarnation(host: Host) -> None:
     host.process(41, scope())
     unlisted = host.unlisted()
     (first,) = unlisted.find([41], {})
-    (host.top / scope()).rename(host.top / "kept")  # so that the same number is not given out again
+    (host.top / scope()).rename(host.top / "kept")  # Its inode number is not reused.
     host.where.clear()
     host.process(41, scope(), ticks=99)
 
@@ -506,7 +506,7 @@ def test_a_container_that_is_started_again_is_another_incarnation(host: Host) ->
     assert second.incarnation != first.incarnation
 
 
-def test_a_recycled_pid_brings_its_own_container(host: Host) -> None:
+def test_reused_pid_finds_its_own_container(host: Host) -> None:
     host.process(41, scope())
     unlisted = host.unlisted()
     unlisted.find([41], {})
@@ -516,7 +516,7 @@ def test_a_recycled_pid_brings_its_own_container(host: Host) -> None:
     assert [each.id for each in unlisted.find([41], {})] == [OTHER]
 
 
-def test_a_moved_process_is_seen_at_once(host: Host) -> None:
+def test_moved_process_is_found_at_once(host: Host) -> None:
     host.process(41, scope())
     unlisted = host.unlisted()
     unlisted.find([41], {})
@@ -525,11 +525,11 @@ def test_a_moved_process_is_seen_at_once(host: Host) -> None:
     assert [each.id for each in unlisted.find([41], {})] == [OTHER]
 
 
-# --- an engine that does not answer
+# An engine that does not answer
 
 
-class Told:
-    """An engine that lists one container, until it does not answer."""
+class EngineStub:
+    """An engine that lists one container until it stops answering."""
 
     def __init__(self, container: Container) -> None:
         self.answers = True
@@ -544,11 +544,11 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told(build.container(id=ID, name="llm", pid=41, gpu_request=("GPU-0",)))
+def engine_stub() -> EngineStub:
+    return EngineStub(build.container(id=ID, name="llm", pid=41, gpu_request=("GPU-0",)))
 
 
-def seen_on(host: Host, engine: Told, directory: Path, **changes: Any) -> Sampler:
+def sampler_on(host: Host, engine: EngineStub, directory: Path, **changes: Any) -> Sampler:
     given: dict[str, Any] = {
         "gpus": lambda: build.gpus(build.gpu(0, build.process(41, 0.5, build.MIB))),
         "places": host.places(),
@@ -559,60 +559,64 @@ def seen_on(host: Host, engine: Told, directory: Path, **changes: Any) -> Sample
     )
 
 
-def test_a_silent_engine_costs_no_name_and_no_figures(host: Host, told: Told, tmp_path: Path) -> None:
+def test_silent_engine_keeps_names_and_values(host: Host, engine_stub: EngineStub, tmp_path: Path) -> None:
     host.process(41, scope())
-    sampler = seen_on(host, told, tmp_path)
+    sampler = sampler_on(host, engine_stub, tmp_path)
     sampler.sample()
     first = sampler.sample()
-    told.answers = False
+    engine_stub.answers = False
 
     (kept,) = (left := sampler.sample()).containers
-    told.answers = True
+    engine_stub.answers = True
     (again,) = sampler.sample().containers
 
-    assert kept.container == replace(told.container, listed=False)
+    assert kept.container == replace(engine_stub.container, listed=False)
     assert (kept.ram_bytes, kept.shares[0].memory_bytes, kept.shares[0].utilization_ratio) == (1000, build.MIB, 0.5)
-    assert kept.busy_s["GPU-0"] > first.containers[0].busy_s["GPU-0"]  # its counters go on
+    assert kept.busy_s["GPU-0"] > first.containers[0].busy_s["GPU-0"]  # Counters continue.
     assert [each.success for each in left.sources if each.source == "docker"] == [False]
     assert left.servers is None
-    assert left.unplaced == ()  # another may have begun that nobody lists
-    assert again.container == told.container
+    assert left.unplaced == ()  # An unlisted container may have started.
+    assert again.container == engine_stub.container
 
 
-def test_counters_go_on_while_the_engine_is_silent(host: Host, told: Told, tmp_path: Path) -> None:
+def test_counters_continue_while_the_engine_is_silent(host: Host, engine_stub: EngineStub, tmp_path: Path) -> None:
     host.process(41, scope())
-    sampler = seen_on(host, told, tmp_path, gpus=lambda: (_ for _ in ()).throw(OSError("no driver")))
+    sampler = sampler_on(host, engine_stub, tmp_path, gpus=lambda: (_ for _ in ()).throw(OSError("no driver")))
     sampler.sample()
-    told.answers = False
+    engine_stub.answers = False
 
     counts = [sampler.sample().unknown["llm", "gpu", "source_failed"] for _ in range(3)]
 
     assert counts == [2, 3, 4]
 
 
-@pytest.mark.parametrize("how", ["ended", "started anew"])
-def test_a_container_that_ends_behind_a_silent_engine_is_gone(host: Host, told: Told, tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("how", ["ended", "restarted"])
+def test_container_that_ends_while_its_engine_is_silent_is_removed(
+    host: Host, engine_stub: EngineStub, tmp_path: Path, how: str
+) -> None:
     host.process(41, scope())
-    sampler = seen_on(host, told, tmp_path)
+    sampler = sampler_on(host, engine_stub, tmp_path)
     sampler.sample()
-    told.answers = False
+    engine_stub.answers = False
     stood = sampler.sample()
 
     host.end(41)
-    (host.top / scope()).rename(host.top / "gone")  # so that the next folder has another number for sure
-    if how == "started anew":
+    (host.top / scope()).rename(host.top / "gone")  # the next folder gets another inode number.
+    if how == "restarted":
         host.process(42, scope())
 
     assert len(stood.containers) == 1
     assert sampler.sample().containers == sampler.sample().containers == ()
 
 
-def test_a_death_is_placed_afterwards(host: Host, told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_container_of_a_dead_worker_is_found_later(
+    host: Host, engine_stub: EngineStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alive = build.sighting(container_id=ID)
     seen = [alive]
     monkeypatch.setattr(workers, "read", lambda _: WorkerReadings(workers=tuple(seen)))
     host.process(41, scope())
-    sampler = seen_on(host, told, tmp_path)
+    sampler = sampler_on(host, engine_stub, tmp_path)
 
     def container() -> str | None:
         snapshot = sampler.sample()
@@ -620,23 +624,23 @@ def test_a_death_is_placed_afterwards(host: Host, told: Told, tmp_path: Path, mo
         return None if facts is None else facts.container_incarnation
 
     lived = container()
-    told.answers = False
+    engine_stub.answers = False
     container()
     host.end(41)
     (host.top / scope()).rename(host.top / "gone")
     seen[:] = [replace(alive, alive=False, pid=None, container_id=None)]
     silent = container()
-    told.answers, told.gone = True, True  # it is down, and none of those that are looked at then
+    engine_stub.answers, engine_stub.gone = True, True  # The container stops while the engine is silent.
 
-    assert lived == told.container.incarnation
+    assert lived == engine_stub.container.incarnation
     assert silent is None
     assert [container(), container()] == [lived, lived]
 
 
-# --- real containers
+# Real containers
 
 
-def looker(house: Path, pid: int | None = None, **engines: Any) -> Sampler:
+def sampler_with(house: Path, pid: int | None = None, **engines: Any) -> Sampler:
     """A sampler on a host with one GPU, which lists a process."""
     found = build.gpus(build.gpu(0, *([] if pid is None else [build.process(pid, 0.5, build.MIB)])))
     return Sampler(host="box-1", directory=house, containers=engines, gpus=lambda: found, thresholds=Thresholds())
@@ -647,12 +651,12 @@ def of(full_id: str | None, sampler: Sampler) -> ContainerEvidence | None:
 
 
 @pytest.mark.needs_docker
-def test_a_real_container_of_an_unasked_engine_is_seen_by_its_process(client: docker.DockerClient, house: Path) -> None:
+def test_real_container_of_an_unlisted_engine_is_found_by_its_process(client: docker.DockerClient, house: Path) -> None:
     image = worker_image(client, extra={})
     real = client.containers.run(image, ["sleep", "600"], detach=True, network_mode="none")
     try:
         real.reload()
-        sampler = looker(house, real.attrs["State"]["Pid"])
+        sampler = sampler_with(house, real.attrs["State"]["Pid"])
         found = of(real.id, sampler)
         again = of(real.id, sampler)
     finally:
@@ -669,7 +673,7 @@ def test_a_real_container_of_an_unasked_engine_is_seen_by_its_process(client: do
 
 
 @pytest.mark.needs_docker
-def test_a_real_oom_kill_is_counted(engine: Engine, client: docker.DockerClient, house: Path) -> None:
+def test_real_oom_kill_is_counted(engine: Engine, client: docker.DockerClient, house: Path) -> None:
     image = worker_image(client, extra={})
     kills_one = (
         "import subprocess, time; subprocess.run(['python3', '-c', 'x = b\"x\" * (256 << 20)']); time.sleep(600)"
@@ -678,7 +682,7 @@ def test_a_real_oom_kill_is_counted(engine: Engine, client: docker.DockerClient,
                                     mem_limit="64m", memswap_limit="64m")  # fmt: skip
     source = EngineContainers(engine.base_url)
     source.start()
-    sampler = looker(house, docker=source)
+    sampler = sampler_with(house, docker=source)
 
     def kills() -> int | None:
         seen = of(limited.id, sampler)
@@ -698,7 +702,7 @@ def ids(snapshot: Snapshot) -> set[str]:
 
 
 def group_of(real: Any) -> Path:
-    """Where a real container is accounted, once both of its processes are there."""
+    """The group of a real container, once both of its processes have started."""
     real.reload()
     found = cgroup.directory(real.attrs["State"]["Pid"], real.id)
     assert found is not None
@@ -708,7 +712,7 @@ def group_of(real: Any) -> Path:
 
 
 @pytest.mark.needs_docker
-def test_a_later_process_is_seen_between_two_seconds(client: docker.DockerClient) -> None:
+def test_later_process_is_seen_within_a_second(client: docker.DockerClient) -> None:
     sleeper = ["python3", "-c", "import time; time.sleep(600)"]
     real = client.containers.run(worker_image(client, extra={}), sleeper, detach=True, network_mode="none")
     try:
@@ -727,7 +731,9 @@ def test_a_later_process_is_seen_between_two_seconds(client: docker.DockerClient
 
 
 @pytest.mark.needs_docker
-def test_gpu_memory_follows_a_process_across(client: docker.DockerClient, engine: Engine, house: Path) -> None:
+def test_gpu_memory_follows_a_process_to_another_container(
+    client: docker.DockerClient, engine: Engine, house: Path
+) -> None:
     image = worker_image(client, extra={})
     parent = "import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
     first, second = (
@@ -738,7 +744,7 @@ def test_gpu_memory_follows_a_process_across(client: docker.DockerClient, engine
     try:
         group, other = group_of(first), group_of(second)
         (child,) = cgroup.processes(group) - {first.attrs["State"]["Pid"]}
-        sampler = looker(house, child, docker=source)
+        sampler = sampler_with(house, child, docker=source)
 
         def holders() -> list[str]:
             return [each.container.id for each in sampler.sample().containers if each.shares]

@@ -1,4 +1,4 @@
-"""Who is asked for containers: whoever is named, and whoever is there."""
+"""Which container engines are listed: named ones, and those that appear."""
 
 import errno
 import socket
@@ -27,7 +27,7 @@ from tests.waiting import eventually
 
 
 class Engine(Listener):
-    """Lists nothing for as long as its socket is there."""
+    """Lists no containers while its socket exists."""
 
     def __init__(self, path: Path) -> None:
         super().__init__("engine", failure_prefix="the engine does not answer", refresh_s=0.01, fresh_s=0.1)
@@ -58,7 +58,7 @@ def host(tmp_path: Path) -> Host:
 
 
 def on(host: Host, engines: EngineRegistry, directory: Path, group: str = scope()) -> Sampler:
-    """A host with one GPU, and a process in a container on it."""
+    """A sampler of a host with one GPU and a process in a container on it."""
     host.process(41, group)
     gpus = build.gpus(build.gpu(0, build.process(41, 0.4, 6 * build.MIB)))
     return Sampler(
@@ -68,7 +68,7 @@ def on(host: Host, engines: EngineRegistry, directory: Path, group: str = scope(
 
 
 def seen(snapshot: Snapshot) -> tuple[dict[str, bool], list[str], bool]:
-    """Its engines and how they do, its containers, and whether it is told what nobody has of the GPU."""
+    """Success of each engine, the containers, and whether unattributed GPU use is known."""
     sources = {each.source: each.success for each in snapshot.sources if each.source not in ("workers", "gpu")}
     return sources, [each.container.id for each in snapshot.containers], bool(snapshot.unplaced)
 
@@ -93,11 +93,11 @@ def test_containers_are_published_without_an_engine(host: Host, tmp_path: Path, 
     assert gone[0] == {"docker": False}
 
 
-def test_an_engine_that_cannot_be_asked_fails(host: Host, tmp_path: Path, short_path: Path) -> None:
+def test_engine_that_cannot_start_fails(host: Host, tmp_path: Path, short_path: Path) -> None:
     path = short_path / "e.sock"
     engine = Engine(path)
     made: Iterator[Engine | Exception] = iter(
-        [OSError(errno.EMFILE, "Too many open files"), ImportError("it is being upgraded"), engine]
+        [OSError(errno.EMFILE, "Too many open files"), ImportError("upgrade in progress"), engine]
     )
 
     def make() -> Engine:
@@ -117,11 +117,11 @@ def test_an_engine_that_cannot_be_asked_fails(host: Host, tmp_path: Path, short_
         engines.close()
 
     because = [each.because for each in first.sources if each.source == "docker"]
-    assert because == ["the docker client cannot start: ImportError: it is being upgraded"]
+    assert because == ["the docker client cannot start: ImportError: upgrade in progress"]
     assert then[0] == {"docker": True}
 
 
-def test_an_engine_that_went_early_is_asked(host: Host, tmp_path: Path, short_path: Path) -> None:
+def test_engine_that_disappears_during_its_start_is_listed_later(host: Host, tmp_path: Path, short_path: Path) -> None:
     path = short_path / "e.sock"
     engine = Engine(path)
     made = iter([None, engine])
@@ -147,15 +147,17 @@ def test_an_engine_that_went_early_is_asked(host: Host, tmp_path: Path, short_pa
 @pytest.mark.parametrize(
     ("group", "fails"),
     [
-        pytest.param(f"system.slice/docker-{ID}.scope", True, id="Docker's"),
-        pytest.param(f"docker/{ID}", True, id="Docker's, cgroupfs"),
-        pytest.param(scope(), False, id="containerd's"),
+        pytest.param(f"system.slice/docker-{ID}.scope", True, id="Docker"),
+        pytest.param(f"docker/{ID}", True, id="Docker with cgroupfs"),
+        pytest.param(scope(), False, id="containerd"),
         pytest.param(
-            f"user.slice/user-1000.slice/user@1000.service/user.slice/docker-{ID}.scope", False, id="a user's"
+            f"user.slice/user-1000.slice/user@1000.service/user.slice/docker-{ID}.scope", False, id="Docker of a user"
         ),
     ],
 )
-def test_dockers_container_wakes_docker(host: Host, tmp_path: Path, short_path: Path, group: str, fails: bool) -> None:
+def test_docker_container_shows_that_docker_must_run(
+    host: Host, tmp_path: Path, short_path: Path, group: str, fails: bool
+) -> None:
     path = short_path / "e.sock"
     engine = Engine(path)
     engines = EngineRegistry({}, {"docker": PendingEngine(mark=path, is_it=S_ISSOCK, make=lambda: engine)})
@@ -173,14 +175,14 @@ def test_dockers_container_wakes_docker(host: Host, tmp_path: Path, short_path: 
     assert back == ({"docker": True}, [ID], True)
 
 
-def test_a_container_of_dockers_makes_nobody_ask_a_docker_that_is_not_to_be_asked(host: Host, tmp_path: Path) -> None:
+def test_docker_container_does_not_start_a_disabled_docker(host: Host, tmp_path: Path) -> None:
     sampler = on(host, EngineRegistry({}), tmp_path, f"docker/{ID}")
     sampler.sample()
 
     assert seen(sampler.sample()) == ({}, [ID], True)
 
 
-def test_an_engine_that_the_settings_name_fails_where_it_is_not_there(tmp_path: Path) -> None:
+def test_named_engine_that_is_missing_fails(tmp_path: Path) -> None:
     engines = EngineRegistry({"docker": Engine(tmp_path / "none.sock")})
     engines.start()
     sampler = on(Host(tmp_path / "host"), engines, tmp_path)
@@ -192,7 +194,7 @@ def test_an_engine_that_the_settings_name_fails_where_it_is_not_there(tmp_path: 
     assert found == ({"docker": False}, [], False)
 
 
-def test_only_a_socket_is_an_engines_and_only_a_folder_has_the_kubelets_links(tmp_path: Path, short_path: Path) -> None:
+def test_engine_is_a_socket_and_kubelet_links_are_a_folder(tmp_path: Path, short_path: Path) -> None:
     def there(path: Path) -> tuple[bool, bool]:
         sought = (PendingEngine(mark=path, is_it=each, make=lambda: Engine(path)) for each in (S_ISSOCK, S_ISDIR))
         return tuple(each.is_there() for each in sought)  # type: ignore[return-value]
@@ -205,7 +207,7 @@ def test_only_a_socket_is_an_engines_and_only_a_folder_has_the_kubelets_links(tm
     assert there(file) == there(file / "below") == there(tmp_path / "none") == (False, False)
 
 
-def test_what_cannot_be_looked_at_may_be_there(tmp_path: Path) -> None:
+def test_path_that_cannot_be_read_may_exist(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
 
@@ -221,19 +223,21 @@ def test_what_cannot_be_looked_at_may_be_there(tmp_path: Path) -> None:
         (["--node-name=n", "--kubernetes-api=http://127.0.0.1:1"], ["kubernetes"], {"docker": main.DOCKER_SOCKET}),
         (["--podman=unix:///run/p.sock", "--docker=none", "--pods=off"], ["podman"], {}),
     ],
-    ids=["by itself", "a Docker that is named", "links that are asked for", "a node with a name", "Podman alone"],
+    ids=["default", "named Docker", "kubelet links", "named node", "Podman only"],
 )
-def test_who_is_asked_and_who_is_looked_for(options: list[str], asked: list[str], sought: dict[str, Path]) -> None:
+def test_settings_select_configured_and_pending_engines(
+    options: list[str], asked: list[str], sought: dict[str, Path]
+) -> None:
     settings = Settings(_cli_parse_args=options)
 
     assert sorted(main.configured_engines(settings)) == asked
     assert {kind: each.mark for kind, each in main.pending_engines(settings).items()} == sought
 
 
-def test_what_is_looked_for_loads_no_client() -> None:
+def test_pending_engines_load_no_client() -> None:
     program = "import sys; from exporter import main; from exporter.settings import Settings\n"
     program += "main.pending_engines(Settings(_cli_parse_args=[])); print(*sys.modules)"
 
-    told = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
 
-    assert "docker" not in told.stdout.split()
+    assert "docker" not in result.stdout.split()

@@ -1,4 +1,4 @@
-"""Listings of a Docker daemon, also of one that misbehaves."""
+"""Listings of a Docker daemon, also of a faulty one."""
 
 import os
 import socket
@@ -25,10 +25,10 @@ from tests.exporter.sources.containers.docker_daemon import (
     UNHEALTHY,
     Answer,
     a_daemon,
-    asked,
     daemon,
     inspected,
     listing_of,
+    polling,
     row,
 )
 from tests.exporter.sources.test_workers import unprivileged
@@ -37,7 +37,7 @@ from tests.waiting import eventually
 
 @contextmanager
 def by_hand(base_url: str, directory: Path | None = None) -> Iterator[EngineContainers]:
-    """One that lists when it is told to."""
+    """A source that lists on demand."""
     source = EngineContainers(base_url, directory)
     yield source
     assert source._client is not None
@@ -46,7 +46,7 @@ def by_hand(base_url: str, directory: Path | None = None) -> Iterator[EngineCont
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask often and give up soon."""
+    """List often, with short timeouts."""
     monkeypatch.setattr(containers, "TIMEOUT_S", 0.3)
     monkeypatch.setattr(containers, "REFRESH_S", 0.02)
     monkeypatch.setattr(containers, "FRESH_S", 0.5)
@@ -55,7 +55,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def because_of(source: EngineContainers) -> str:
-    """Why there is no listing; nothing where there is one."""
+    """The reason for a missing listing; empty if it exists."""
     try:
         source.latest()
     except OSError as error:
@@ -64,7 +64,7 @@ def because_of(source: EngineContainers) -> str:
 
 
 def listing_after(source: EngineContainers, seconds: float) -> Callable[[], Listing | None]:
-    """The first listing that was taken so long after now."""
+    """The first listing that is taken so many seconds from now."""
     from_s = time.monotonic() + seconds
     return lambda: found if (found := listing_of(source)) and found.taken_s > from_s else None
 
@@ -73,11 +73,11 @@ BUDGETED = {"gpuwarden.managed": "true", "gpuwarden.vram-budget-mib": "2048"}
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_silent_daemon_leaves_other_sources(short_path: Path, house: Path, start_worker: StartWorker) -> None:
+def test_silent_daemon_does_not_affect_other_sources(short_path: Path, house: Path, start_worker: StartWorker) -> None:
     silence = threading.Event()
     start_worker("w0")
 
-    with daemon(short_path, lambda _: silence.wait(20)) as url, asked(url) as source:
+    with daemon(short_path, lambda _: silence.wait(20)) as url, polling(url) as source:
         because = eventually(lambda: found if "timed out" in (found := because_of(source)) else None)
         sampler = Sampler(
             host="box-1", directory=house, containers={"docker": source}, gpus=None, thresholds=Thresholds()
@@ -93,8 +93,8 @@ def test_a_silent_daemon_leaves_other_sources(short_path: Path, house: Path, sta
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_daemon_that_is_not_there_is_reported_and_found_once_it_comes(short_path: Path) -> None:
-    with asked(f"unix://{short_path}/docker.sock") as source:
+def test_missing_daemon_is_reported_and_listed_once_it_starts(short_path: Path) -> None:
+    with polling(f"unix://{short_path}/docker.sock") as source:
         assert "No such file" in eventually(
             lambda: found if "not asked yet" not in (found := because_of(source)) else None
         )
@@ -104,32 +104,32 @@ def test_a_daemon_that_is_not_there_is_reported_and_found_once_it_comes(short_pa
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_socket_that_may_not_be_opened_is_told_with_who_may(short_path: Path) -> None:
+def test_forbidden_socket_is_reported_with_its_group(short_path: Path) -> None:
     path = short_path / "docker.sock"
     short_path.chmod(0o755)
 
-    def told() -> str:
-        with unprivileged(), asked(f"unix://{path}") as source:
+    def reason() -> str:
+        with unprivileged(), polling(f"unix://{path}") as source:
             return eventually(lambda: found if "not asked yet" not in (found := because_of(source)) else None)
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
-        path.chmod(0o060)  # nor its owner's, where that is whom the tests run as
+        path.chmod(0o060)  # also not for its owner, who may run the tests
         if os.geteuid() == 0:
             os.chown(path, -1, 1)
-        of_its_group = told()
+        with_a_group = reason()
         path.chmod(0)
-        of_nobody = told()
+        without_a_group = reason()
 
     denied = (
         f"Docker at unix://{path} does not answer: PermissionError: [Errno 13] Permission denied to open the socket: "
     )
-    assert of_nobody == f"{denied}run the exporter as root"
-    assert of_its_group == f"{of_nobody}, or as one of the group {path.group()}"
+    assert without_a_group == f"{denied}run the exporter as root"
+    assert with_a_group == f"{without_a_group}, or as one of the group {path.group()}"
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_listing_that_grows_old_is_no_longer_believed(short_path: Path) -> None:
+def test_old_listing_expires(short_path: Path) -> None:
     hang, silence = threading.Event(), threading.Event()
     whole = a_daemon()
 
@@ -138,7 +138,7 @@ def test_a_listing_that_grows_old_is_no_longer_believed(short_path: Path) -> Non
             silence.wait(20)
         return whole(path)
 
-    with daemon(short_path, answer) as url, asked(url) as source:
+    with daemon(short_path, answer) as url, polling(url) as source:
         eventually(lambda: listing_of(source))
         hang.set()
         assert "timed out" in eventually(lambda: because_of(source))
@@ -148,7 +148,7 @@ def test_a_listing_that_grows_old_is_no_longer_believed(short_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_server_is_inspected_again_and_again_and_what_is_none_is_not(short_path: Path) -> None:
+def test_server_is_inspected_repeatedly_and_other_containers_once(short_path: Path) -> None:
     asked_for: list[str] = []
     plain = "cd" * 32
     answers = {"passed": True, "broken": False}
@@ -167,14 +167,14 @@ def test_a_server_is_inspected_again_and_again_and_what_is_none_is_not(short_pat
         found = listing.containers.get(build.DOCKER_ID) if listing else None
         return found.server.health.passed if found and found.server and found.server.health else None
 
-    with daemon(short_path, a_daemon(row(), row(plain, "plain"), inspect=inspect)) as url, asked(url) as source:
+    with daemon(short_path, a_daemon(row(), row(plain, "plain"), inspect=inspect)) as url, polling(url) as source:
         eventually(passed, "it is healthy")
         answers["passed"] = False
-        eventually(lambda: passed() is False, "it is seen to fail")
+        eventually(lambda: passed() is False, "its failure is seen")
         answers["broken"] = True
         before = len(asked_for)
-        eventually(lambda: len(asked_for) > before + 3, "it cannot be inspected any more")
-        assert passed() is False, "it stays as it was"
+        eventually(lambda: len(asked_for) > before + 3, "its inspection fails")
+        assert passed() is False, "keeps its last state"
 
     assert asked_for.count(plain) == 1
 
@@ -182,20 +182,20 @@ def test_a_server_is_inspected_again_and_again_and_what_is_none_is_not(short_pat
 @pytest.mark.parametrize(
     "nonsense",
     [
-        pytest.param(lambda _: "nonsense", id="a text"),
-        pytest.param(lambda _: {"message": "no"}, id="an object"),
-        pytest.param(lambda _: (500, {"message": "no"}), id="an error"),
+        pytest.param(lambda _: "nonsense", id="text"),
+        pytest.param(lambda _: {"message": "no"}, id="object"),
+        pytest.param(lambda _: (500, {"message": "no"}), id="error"),
         pytest.param(a_daemon({"nothing": "known"}), id="rows without an id"),
     ],
 )
 @pytest.mark.usefixtures("impatient")
-def test_a_daemon_that_talks_nonsense_is_reported_and_asked_again(nonsense: Answer, short_path: Path) -> None:
+def test_daemon_with_invalid_answers_is_reported_and_listed_again(nonsense: Answer, short_path: Path) -> None:
     sane = threading.Event()
 
     def answer(path: str) -> Any:
         return (a_daemon() if sane.is_set() else nonsense)(path)
 
-    with daemon(short_path, answer) as url, asked(url) as source:
+    with daemon(short_path, answer) as url, polling(url) as source:
         eventually(lambda: "not asked yet" not in because_of(source))
         assert "does not answer" in because_of(source)
 
@@ -207,22 +207,24 @@ def test_a_daemon_that_talks_nonsense_is_reported_and_asked_again(nonsense: Answ
 @pytest.mark.parametrize(
     "inspection",
     [
-        pytest.param((404, {"message": "gone"}), id="gone since the listing"),
-        pytest.param((500, {"message": "broken"}), id="an error"),
-        pytest.param({"Id": "half"}, id="nonsense"),
+        pytest.param((404, {"message": "gone"}), id="removed since the listing"),
+        pytest.param((500, {"message": "broken"}), id="error"),
+        pytest.param({"Id": "half"}, id="incomplete"),
         pytest.param(inspected(running=False, pid=0), id="exited since the listing"),
-        pytest.param(inspected(pid=2**22 + 1), id="its first process is gone"),
+        pytest.param(inspected(pid=2**22 + 1), id="first process ended"),
     ],
 )
 @pytest.mark.usefixtures("impatient")
-def test_a_failed_inspection_costs_its_container(inspection: Any, short_path: Path, start_worker: StartWorker) -> None:
+def test_failed_inspection_drops_only_its_container(
+    inspection: Any, short_path: Path, start_worker: StartWorker
+) -> None:
     good, bad = "aa" * 32, "bb" * 32
     whole = inspected(pid=start_worker("w0").pid) | {"Id": good, "Name": "/good"}
     answer = a_daemon(
         row(bad, "bad"), row(good, "good"), inspect=lambda full_id: whole if full_id == good else inspection
     )
 
-    with daemon(short_path, answer) as url, asked(url) as source:
+    with daemon(short_path, answer) as url, polling(url) as source:
         found = eventually(lambda: found if (found := listing_of(source)) and found.containers else None)
 
     assert [container.name for container in found.containers.values()] == ["good"]
@@ -230,17 +232,17 @@ def test_a_failed_inspection_costs_its_container(inspection: Any, short_path: Pa
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_hanging_inspection_costs_its_container(short_path: Path, house: Path, start_worker: StartWorker) -> None:
+def test_hanging_inspection_drops_only_its_container(short_path: Path, house: Path, start_worker: StartWorker) -> None:
     silence = threading.Event()
     good, stuck, down = "aa" * 32, ["bb" * 32, "cc" * 32, "dd" * 32], "ee" * 32
     mounts = [{"Source": str(house / "w9")}]
-    told = {
+    inspections = {
         good: inspected(pid=start_worker("w0").pid) | {"Id": good, "Name": "/good"},
         down: inspected(running=False, pid=0, mounts=mounts) | {"Id": down},
     }
 
     def inspect(full_id: str) -> Any:
-        return told[full_id] if full_id in told else silence.wait(20)
+        return inspections[full_id] if full_id in inspections else silence.wait(20)
 
     rows = [
         row(stuck[0], "stuck-bb", Labels=BUDGETED),
@@ -249,7 +251,7 @@ def test_a_hanging_inspection_costs_its_container(short_path: Path, house: Path,
         row(good, "good", Labels=BUDGETED),
     ]
     answer = a_daemon(*rows, {**row(down, "down"), "State": "exited", "Mounts": mounts}, inspect=inspect)
-    with daemon(short_path, answer) as url, asked(url, house) as source:
+    with daemon(short_path, answer) as url, polling(url, house) as source:
         eventually(lambda: (found := listing_of(source)) and found.containers.keys() == {good}, "the good one is seen")
         later = eventually(listing_after(source, 1.0))
         missing = because_of(source)
@@ -257,11 +259,11 @@ def test_a_hanging_inspection_costs_its_container(short_path: Path, house: Path,
 
     assert missing == ""
     assert (set(later.containers), set(later.down)) == ({good}, {down})
-    assert later.unseen == ("stuck-bb",)  # of the others nobody would be stopped
+    assert later.unseen == ("stuck-bb",)  # the only one with a VRAM budget
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_server_whose_inspection_hangs_stays_as_it_was(short_path: Path) -> None:
+def test_server_with_a_hanging_inspection_keeps_its_state(short_path: Path) -> None:
     silence, hang, hung = threading.Event(), threading.Event(), threading.Event()
 
     def inspect(_: str) -> Any:
@@ -270,7 +272,7 @@ def test_a_server_whose_inspection_hangs_stays_as_it_was(short_path: Path) -> No
             silence.wait(20)
         return inspected(pid=os.getpid(), labels=OWN, health=UNHEALTHY)
 
-    with daemon(short_path, a_daemon(row(), inspect=inspect)) as url, asked(url) as source:
+    with daemon(short_path, a_daemon(row(), inspect=inspect)) as url, polling(url) as source:
         before = eventually(lambda: found if (found := listing_of(source)) and found.containers else None)
         hang.set()
         assert hung.wait(10)
@@ -281,14 +283,14 @@ def test_a_server_whose_inspection_hangs_stays_as_it_was(short_path: Path) -> No
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_listing_is_as_old_as_the_daemons_answer_and_not_as_the_last_inspection(short_path: Path) -> None:
+def test_age_of_a_listing_starts_at_the_answer_not_at_the_last_inspection(short_path: Path) -> None:
     times: dict[str, float] = {}
 
     def inspect(_: str) -> Any:
         times["inspected"] = time.monotonic()
         return inspected(pid=os.getpid())
 
-    with daemon(short_path, a_daemon(row(), inspect=inspect)) as url, asked(url) as source:
+    with daemon(short_path, a_daemon(row(), inspect=inspect)) as url, polling(url) as source:
         first = eventually(lambda: source._listing)
 
     assert first.taken_s < times["inspected"]
@@ -296,7 +298,7 @@ def test_a_listing_is_as_old_as_the_daemons_answer_and_not_as_the_last_inspectio
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_container_that_is_paused_is_seen_so_without_another_inspection(short_path: Path) -> None:
+def test_paused_state_needs_no_inspection(short_path: Path) -> None:
     inspections: list[str] = []
     state = ["running"]
 
@@ -311,7 +313,7 @@ def test_a_container_that_is_paused_is_seen_so_without_another_inspection(short_
         found = listing_of(source)
         return found.containers[build.DOCKER_ID].paused if found and found.containers else None
 
-    with daemon(short_path, answer) as url, asked(url) as source:
+    with daemon(short_path, answer) as url, polling(url) as source:
         eventually(lambda: paused() is False)
         state[0] = "paused"
         eventually(paused)
@@ -322,7 +324,7 @@ def test_a_container_that_is_paused_is_seen_so_without_another_inspection(short_
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_renamed_container_is_inspected_again(short_path: Path, start_worker: StartWorker) -> None:
+def test_renamed_container_is_inspected_again(short_path: Path, start_worker: StartWorker) -> None:
     pid = start_worker("w0").pid
     name = ["first"]
     inspections: list[str] = []
@@ -336,7 +338,7 @@ def test_a_renamed_container_is_inspected_again(short_path: Path, start_worker: 
         found = listing_of(source)
         return next(iter(found.containers.values())).name if found else None
 
-    with daemon(short_path, answer) as url, asked(url) as source:
+    with daemon(short_path, answer) as url, polling(url) as source:
         first = eventually(lambda: listing_of(source))
         eventually(lambda: (found := listing_of(source)) and found.taken_s > first.taken_s)
         assert len(inspections) == 1
@@ -349,16 +351,16 @@ def test_a_renamed_container_is_inspected_again(short_path: Path, start_worker: 
 @pytest.mark.parametrize(
     ("state", "mounted", "inspection", "down"),
     [
-        pytest.param("exited", "w0", inspected(running=False, pid=0), ["worker-0"], id="one that holds a folder"),
-        pytest.param("exited", "elsewhere", inspected(running=False, pid=0), [], id="one that holds none is not asked"),
-        pytest.param("exited", "w0", inspected(), [], id="one that was started since the listing"),
-        pytest.param("exited", "w0", (404, {"message": "gone"}), [], id="one that is gone since"),
-        pytest.param("exited", "w0", {"Id": "half"}, [], id="one that makes no sense"),
-        pytest.param("running", "w0", inspected(pid=2**22 + 1), [], id="one that runs is not down"),
+        pytest.param("exited", "w0", inspected(running=False, pid=0), ["worker-0"], id="mounts a folder of a worker"),
+        pytest.param("exited", "elsewhere", inspected(running=False, pid=0), [], id="mounts no folder: not inspected"),
+        pytest.param("exited", "w0", inspected(), [], id="started since the listing"),
+        pytest.param("exited", "w0", (404, {"message": "gone"}), [], id="removed since the listing"),
+        pytest.param("exited", "w0", {"Id": "half"}, [], id="incomplete"),
+        pytest.param("running", "w0", inspected(pid=2**22 + 1), [], id="running"),
     ],
 )
 @pytest.mark.usefixtures("impatient")
-def test_a_container_that_is_down_is_listed_where_it_holds_a_workers_folder(
+def test_stopped_container_is_listed_if_it_mounts_a_folder_of_a_worker(
     state: str, mounted: str, inspection: Any, down: list[str], short_path: Path, house: Path
 ) -> None:
     source_of_it = str(house / mounted) if mounted == "w0" else "/elsewhere/w0"
@@ -366,7 +368,7 @@ def test_a_container_that_is_down_is_listed_where_it_holds_a_workers_folder(
         inspection = {**inspection, "Mounts": [{"Source": source_of_it}]}
     answer = a_daemon({**row(), "State": state, "Mounts": [{"Source": source_of_it}]}, inspect=inspection)
 
-    with daemon(short_path, answer) as url, asked(url, house) as source:
+    with daemon(short_path, answer) as url, polling(url, house) as source:
         found = eventually(lambda: listing_of(source))
 
     assert found.containers == {}
@@ -374,8 +376,8 @@ def test_a_container_that_is_down_is_listed_where_it_holds_a_workers_folder(
     assert [each.folders for each in found.down.values()] == [("w0",)] * len(down)
 
 
-@pytest.mark.parametrize("slow_s", [0.0, 0.6], ids=["its list comes at once", "its list comes late, too"])
-def test_a_daemon_that_is_slow_to_inspect_whatever_there_is_makes_no_listing_too_old_to_believe(
+@pytest.mark.parametrize("slow_s", [0.0, 0.6], ids=["fast listing", "slow listing"])
+def test_slow_inspections_do_not_make_listings_too_old(
     slow_s: float, short_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FRESH_S", "REFRESH_S", "INSPECT_S", "INSPECTIONS_S"):
@@ -401,18 +403,21 @@ def test_a_daemon_that_is_slow_to_inspect_whatever_there_is_makes_no_listing_too
     assert slow_s or second.duration_s < (containers.FRESH_S - containers.REFRESH_S) / 2
 
 
-# None
+# No engine
 
 
-def test_where_no_engine_is_asked_none_of_their_client_is_loaded(tmp_path: Path) -> None:
+def test_disabled_engine_loads_no_client(tmp_path: Path) -> None:
     program = "import sys; from exporter import main; from exporter.settings import Settings\n"
     program += "print(main.configured_engines(Settings(_cli_parse_args=sys.argv[1:])), *sys.modules)"
     common = [sys.executable, "-P", "-c", program, "--runtime-dir", str(tmp_path)]
 
-    def told(*arguments: str) -> list[str]:
+    def output_of(*arguments: str) -> list[str]:
         return subprocess.run([*common, *arguments], capture_output=True, text=True, check=True).stdout.split()
 
-    none, one = told("--docker", "none"), told("--docker", "none", "--podman", "unix:///run/podman/podman.sock")
+    none, one = (
+        output_of("--docker", "none"),
+        output_of("--docker", "none", "--podman", "unix:///run/podman/podman.sock"),
+    )
     assert none[0] == "{}"
     assert {"docker", "requests"}.isdisjoint(none)
     assert one[0] == "{'podman':"

@@ -1,4 +1,4 @@
-"""What an inspection of a container says: folders, GPUs, servers and memory. Pure."""
+"""Parse the inspection of a container: folders, GPUs, servers and memory. Pure."""
 
 from typing import Any
 
@@ -15,10 +15,12 @@ from tests.exporter.sources.containers.docker_daemon import OWN, UNHEALTHY, insp
 @pytest.mark.parametrize(
     ("mounts", "folders"),
     [
-        pytest.param(None, (), id="nothing"),
-        pytest.param([{"Type": "tmpfs", "Source": ""}, {"Source": "/elsewhere/w0"}], (), id="nothing of it"),
-        pytest.param([{"Source": "/srv/gw/w0"}, {"Source": "/srv/gw/host"}], ("w0", "host"), id="its own folder"),
-        pytest.param([{"Source": "/srv/gw"}, {"Source": "/srv/gw/w0/below"}], (), id="all, or a part of a folder"),
+        pytest.param(None, (), id="no mounts"),
+        pytest.param([{"Type": "tmpfs", "Source": ""}, {"Source": "/elsewhere/w0"}], (), id="other mounts"),
+        pytest.param([{"Source": "/srv/gw/w0"}, {"Source": "/srv/gw/host"}], ("w0", "host"), id="its folder"),
+        pytest.param(
+            [{"Source": "/srv/gw"}, {"Source": "/srv/gw/w0/below"}], (), id="parent folder, or part of a folder"
+        ),
     ],
 )
 def test_mounted_folders_are_read(mounts: list[dict[str, Any]] | None, folders: tuple[str, ...]) -> None:
@@ -28,7 +30,7 @@ def test_mounted_folders_are_read(mounts: list[dict[str, Any]] | None, folders: 
     assert found.folders == folders
 
 
-def test_an_inspection_names_the_container_its_incarnation_and_its_first_process() -> None:
+def test_inspection_has_name_incarnation_and_first_process() -> None:
     assert _container(inspected()) == build.container(gpu_request=None, managed=False)
 
 
@@ -36,10 +38,10 @@ def test_an_inspection_names_the_container_its_incarnation_and_its_first_process
     "found",
     [
         pytest.param(inspected(running=False, pid=0), id="exited"),
-        pytest.param(inspected(running=True, pid=0), id="started, without a process yet"),
+        pytest.param(inspected(running=True, pid=0), id="no process yet"),
     ],
 )
-def test_a_container_that_does_not_run_is_none(found: dict[str, Any]) -> None:
+def test_container_that_does_not_run_is_ignored(found: dict[str, Any]) -> None:
     assert _container(found) is None
 
 
@@ -55,33 +57,33 @@ NO_GPU = {"Driver": "", "Count": 1, "DeviceIDs": ["7"], "Capabilities": [["tpu"]
 @pytest.mark.parametrize(
     ("found", "request_"),
     [
-        pytest.param(inspected(), None, id="nothing asked for"),
+        pytest.param(inspected(), None, id="no request"),
         pytest.param(inspected(requests=[GPUS_ALL]), ("all",), id="--gpus all"),
-        pytest.param(
-            inspected(requests=[GPUS_TWO]), ("all",), id="--gpus 2: which two is not told, so all are looked at"
-        ),
+        pytest.param(inspected(requests=[GPUS_TWO]), ("all",), id="--gpus 2: which two is unknown, so all"),
         pytest.param(inspected(requests=[GPUS_NAMED]), ("0", "GPU-1"), id="--gpus device=0,GPU-1"),
         pytest.param(inspected(requests=[CDI_NAMED]), ("0", "GPU-1"), id="--device nvidia.com/gpu=0, by CDI"),
         pytest.param(inspected(requests=[CDI_ALL]), ("all",), id="--device nvidia.com/gpu=all, by CDI"),
-        pytest.param(inspected(requests=[CDI_OTHER]), None, id="another maker's device by CDI"),
-        pytest.param(inspected(requests=[NO_GPU]), None, id="a device that is no GPU"),
-        pytest.param(inspected(env=["A=1", "NVIDIA_VISIBLE_DEVICES=1"]), ("1",), id="the NVIDIA runtime's variable"),
+        pytest.param(inspected(requests=[CDI_OTHER]), None, id="CDI device of another vendor"),
+        pytest.param(inspected(requests=[NO_GPU]), None, id="other device"),
+        pytest.param(inspected(env=["A=1", "NVIDIA_VISIBLE_DEVICES=1"]), ("1",), id="variable of the NVIDIA runtime"),
         pytest.param(
             inspected(requests=[GPUS_NAMED], env=["NVIDIA_VISIBLE_DEVICES=all"]),
             ("0", "GPU-1"),
-            id="the request outdoes the variable that every CUDA image sets",
+            id="request overrides the variable of CUDA images",
         ),
         pytest.param(inspected(devices=("/dev/kfd", "/dev/dri")), ("dri",), id="--device /dev/kfd --device /dev/dri"),
         pytest.param(
             inspected(devices=("/dev/dri/renderD129", "/dev/dri/card1")), ("renderD129",), id="--device of one node"
         ),
-        pytest.param(inspected(devices=("/dev/kfd", "/dev/fuse", "/x/renderD128")), None, id="--device of no GPU"),
+        pytest.param(
+            inspected(devices=("/dev/kfd", "/dev/fuse", "/x/renderD128")), None, id="--device of another device"
+        ),
         pytest.param(
             inspected(requests=[GPUS_ALL], devices=("/dev/dri",)), ("all", "dri"), id="--gpus all --device /dev/dri"
         ),
     ],
 )
-def test_the_gpus_that_docker_was_asked_to_give(found: dict[str, Any], request_: tuple[str, ...] | None) -> None:
+def test_requested_gpus_are_read(found: dict[str, Any], request_: tuple[str, ...] | None) -> None:
     container = _container(found)
 
     assert container is not None
@@ -101,7 +103,7 @@ def test_the_gpus_that_docker_was_asked_to_give(found: dict[str, Any], request_:
         (" , ", None),
     ],
 )
-def test_the_forms_of_nvidia_visible_devices(value: str, names: tuple[str, ...] | None) -> None:
+def test_forms_of_nvidia_visible_devices(value: str, names: tuple[str, ...] | None) -> None:
     assert visible_devices(value) == names
 
 
@@ -117,25 +119,25 @@ def server_of(**given: Any) -> Server | None:
     return found.server
 
 
-def test_a_container_without_the_label_is_no_server() -> None:
+def test_container_without_the_label_is_not_a_server() -> None:
     assert server_of(networks=BRIDGE, health=UNHEALTHY) is None
 
 
 @pytest.mark.parametrize(
     ("mode", "networks", "address"),
     [
-        pytest.param("default", BRIDGE, "172.17.0.2", id="its address on the bridge"),
+        pytest.param("default", BRIDGE, "172.17.0.2", id="address on the bridge"),
         pytest.param(
             "default",
             {"z": {"IPAddress": "10.0.0.9"}, "a": {"IPAddress": "10.1.0.9"}},
             "10.1.0.9",
-            id="the first of two",
+            id="first of two networks",
         ),
-        pytest.param("six", {"six": {"IPAddress": "", "GlobalIPv6Address": "fd00::2"}}, "fd00::2", id="IPv6 alone"),
-        pytest.param("host", {"host": {"IPAddress": ""}}, "127.0.0.1", id="the host's loopback in the host's network"),
+        pytest.param("six", {"six": {"IPAddress": "", "GlobalIPv6Address": "fd00::2"}}, "fd00::2", id="IPv6 only"),
+        pytest.param("host", {"host": {"IPAddress": ""}}, "127.0.0.1", id="host network: loopback"),
     ],
 )
-def test_where_a_server_is_asked(mode: str, networks: dict[str, Any], address: str) -> None:
+def test_address_of_a_server(mode: str, networks: dict[str, Any], address: str) -> None:
     found = server_of(labels=URL, mode=mode, networks=networks)
 
     assert found == Server(probe=build.probe(), address=address)
@@ -144,7 +146,7 @@ def test_where_a_server_is_asked(mode: str, networks: dict[str, Any], address: s
 @pytest.mark.parametrize(
     ("mode", "networks"), [("none", {"none": {"IPAddress": ""}}), ("container:abc", {}), ("container:abc", None)]
 )
-def test_a_server_without_an_address_of_its_own_cannot_be_asked_by_url(mode: str, networks: Any) -> None:
+def test_server_without_an_address_cannot_be_probed_by_url(mode: str, networks: Any) -> None:
     found = server_of(labels=URL, mode=mode, networks=networks)
 
     assert found is not None
@@ -152,7 +154,7 @@ def test_a_server_without_an_address_of_its_own_cannot_be_asked_by_url(mode: str
     assert found.probe.reason == "no_address"
 
 
-def test_its_own_health_check_is_read_with_how_long_its_newest_result_can_stand() -> None:
+def test_health_check_has_its_newest_result_and_lifetime() -> None:
     found = server_of(labels=OWN, health=UNHEALTHY, check={"Interval": 10 * 10**9, "Timeout": 0})
 
     assert found is not None
@@ -162,7 +164,7 @@ def test_its_own_health_check_is_read_with_how_long_its_newest_result_can_stand(
     )
 
 
-def test_a_health_check_without_a_result_yet_starts() -> None:
+def test_health_check_without_a_result_is_starting() -> None:
     found = server_of(labels=OWN, health={"Status": "starting", "FailingStreak": 0, "Log": None})
 
     assert found is not None
@@ -172,7 +174,7 @@ def test_a_health_check_without_a_result_yet_starts() -> None:
 @pytest.mark.parametrize(
     "health", [None, {}, {"Status": "none", "FailingStreak": 0}], ids=["none", "empty", "disabled"]
 )
-def test_a_health_check_that_is_not_there_or_disabled_is_told(health: dict[str, Any] | None) -> None:
+def test_missing_or_disabled_health_check_is_reported(health: dict[str, Any] | None) -> None:
     found = server_of(labels=OWN, health=health)
 
     assert found is not None
@@ -180,7 +182,7 @@ def test_a_health_check_that_is_not_there_or_disabled_is_told(health: dict[str, 
     assert found.probe.reason == "no_health_check"
 
 
-def test_labels_that_cannot_be_used_are_told() -> None:
+def test_invalid_labels_are_reported() -> None:
     found = server_of(labels={"gpuwarden.probe": "http://example.com/"}, networks=BRIDGE)
 
     assert found is not None
@@ -188,7 +190,7 @@ def test_labels_that_cannot_be_used_are_told() -> None:
     assert found.probe.reason == "other_host"
 
 
-def test_what_a_container_may_hold_of_a_gpus_memory_is_read_from_its_labels() -> None:
+def test_vram_budget_is_read_from_labels() -> None:
     found = _container(inspected(labels={"gpuwarden.vram-budget-mib": "3000", "gpuwarden.managed": "true"}))
     silent = _container(inspected())
 

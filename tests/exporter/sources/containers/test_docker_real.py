@@ -16,7 +16,7 @@ from gpuwarden import cgroup
 from testbed.docker_engine import Engine
 from testbed.worker_image import worker_image
 from tests.exporter import builders as build
-from tests.exporter.sources.containers.docker_daemon import asked, listing_of
+from tests.exporter.sources.containers.docker_daemon import listing_of, polling
 from tests.waiting import eventually
 
 ALLOCATES = """
@@ -33,7 +33,7 @@ while True:
 
 
 @pytest.mark.needs_docker
-def test_a_real_daemon_has_events(engine: Engine, client: docker.DockerClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_daemon_has_events(engine: Engine, client: docker.DockerClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containers, "CALM_S", 60.0)
     monkeypatch.setattr(containers, "FRESH_S", 60.0)
     image = worker_image(client, extra={})
@@ -43,7 +43,7 @@ def test_a_real_daemon_has_events(engine: Engine, client: docker.DockerClient, m
         found = listing_of(source)
         return {} if found is None else {each.name: each.paused for each in found.containers.values()}
 
-    with asked(engine.base_url) as source:
+    with polling(engine.base_url) as source:
         eventually(lambda: source._is_calm)
         real = client.containers.run(image, ["sleep", "60"], detach=True, network_mode="none", name=name)
         try:
@@ -61,11 +61,11 @@ def test_a_real_daemon_has_events(engine: Engine, client: docker.DockerClient, m
 
 
 @pytest.mark.needs_docker
-def test_a_real_restart_is_another_incarnation(engine: Engine, client: docker.DockerClient, house: Path) -> None:
+def test_real_restart_is_another_incarnation(engine: Engine, client: docker.DockerClient, house: Path) -> None:
     image = worker_image(client, extra={})
     command = ["python3", "-c", ALLOCATES]
     real = client.containers.run(image, command, detach=True, network_mode="none", environment={"A": "1"})
-    with asked(engine.base_url) as source:
+    with polling(engine.base_url) as source:
         sampler = Sampler(
             host="box-1", directory=house, containers={"docker": source}, gpus=None, thresholds=Thresholds()
         )
@@ -103,7 +103,7 @@ def test_a_real_restart_is_another_incarnation(engine: Engine, client: docker.Do
 
 
 def in_a_slot(client: docker.DockerClient, house: Path, script: str) -> Any:
-    """A container that runs this, with our package in it and the folder `slot` of the house where it reports."""
+    """A container that runs this script, with our package and the folder `slot` mounted."""
     (house / "slot").mkdir()
     return client.containers.run(
         worker_image(client, extra={"/app/gpuwarden": Path(cgroup.__file__).parent}),
@@ -115,14 +115,14 @@ def in_a_slot(client: docker.DockerClient, house: Path, script: str) -> Any:
 
 
 @pytest.mark.needs_docker
-def test_the_kernel_ties_a_worker_to_its_container(engine: Engine, client: docker.DockerClient, house: Path) -> None:
+def test_kernel_links_a_worker_to_its_container(engine: Engine, client: docker.DockerClient, house: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from gpuwarden.reporter import Reporter\n"
         "Reporter(Path('/run/gpuwarden'), worker='w0', queue='gpu', subdirectory='slot').open()\n"
         "print('ready', flush=True); time.sleep(600)"
     )
     real = in_a_slot(client, house, script)
-    with asked(engine.base_url) as source:
+    with polling(engine.base_url) as source:
         sampler = Sampler(
             host="box-1", directory=house, containers={"docker": source}, gpus=None, thresholds=Thresholds()
         )
@@ -146,9 +146,9 @@ def test_the_kernel_ties_a_worker_to_its_container(engine: Engine, client: docke
 
 
 @pytest.mark.needs_docker
-def test_a_paused_real_container_has_no_durations(engine: Engine, client: docker.DockerClient, house: Path) -> None:
+def test_paused_real_container_has_no_durations(engine: Engine, client: docker.DockerClient, house: Path) -> None:
     real = client.containers.run(worker_image(client, extra={}), ["sleep", "600"], detach=True, network_mode="none")
-    with asked(engine.base_url) as source:
+    with polling(engine.base_url) as source:
         sampler = Sampler(
             host="box-1", directory=house, containers={"docker": source}, gpus=None, thresholds=Thresholds()
         )

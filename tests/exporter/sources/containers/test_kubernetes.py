@@ -1,4 +1,4 @@
-"""Pods of a Kubernetes node: a gRPC server for the kubelet, an HTTP server that speaks the API, and a host's tree."""
+"""Pods of a Kubernetes node: a gRPC server as the kubelet, an HTTP server as the API, and a host's cgroups."""
 
 import json
 import os
@@ -49,7 +49,7 @@ VRAM = "gpuwarden/vram-mib"
 
 
 def field(number: int, value: bytes | int) -> bytes:
-    """One field of a protobuf message: a number, or what has a length."""
+    """One field of a protobuf message: a number, or bytes."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     return varint(number << 3 | 2) + varint(len(value)) + value
@@ -64,7 +64,7 @@ def varint(value: int) -> bytes:
 
 
 def resources(*containers: tuple[str, str, str, dict[str, list[str]]]) -> bytes:
-    """A ListPodResourcesResponse, with fields of newer versions in it."""
+    """A ListPodResourcesResponse, with fields of newer versions."""
     out = b""
     for namespace, pod, name, devices in containers:
         entries = b"".join(
@@ -117,7 +117,7 @@ def cluster() -> Iterator[Cluster]:
 
 @contextmanager
 def a_cluster(signed: Authority | None = None) -> Iterator[Cluster]:
-    """The API, over TLS where somebody signed its certificate."""
+    """The API, over TLS if `signed` is given."""
     found = Cluster()
 
     class Handler(BaseHTTPRequestHandler):
@@ -172,7 +172,7 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
 
 
 def link(logs: Path, full_id: str = ID, *, restarts: int = 0) -> Path:
-    """What the kubelet links as it starts a container."""
+    """The log link which the kubelet makes when it starts a container."""
     logs.mkdir(exist_ok=True)
     made = logs / f"llm-0_ml_server-{full_id}.log"
     made.symlink_to(f"/var/log/pods/ml_llm-0_{UID}/server/{restarts}.log")
@@ -194,10 +194,10 @@ def only(source: Pods) -> Container:
     return found
 
 
-# --- the kubelet's socket
+# The kubelet's socket
 
 
-def test_a_kubelet_tells_which_devices_each_container_was_given(short_path: Path) -> None:
+def test_kubelet_lists_the_devices_of_each_container(short_path: Path) -> None:
     answer = resources(
         ("ml", "llm-0", "server", {"nvidia.com/gpu": ["GPU-1", "GPU-2"], "example.com/nic": ["nic0"]}),
         ("ml", "llm-0", "sidecar", {}),
@@ -213,13 +213,13 @@ def test_a_kubelet_tells_which_devices_each_container_was_given(short_path: Path
     }
 
 
-def test_a_kubelet_with_no_pod_gives_nothing_to_nobody(short_path: Path) -> None:
+def test_kubelet_without_pods_lists_no_devices(short_path: Path) -> None:
     with a_kubelet(short_path / "k.sock", lambda: b"") as path:
         assert kubelet.read_devices(path) == {}
 
 
-def test_a_long_answer_is_read_whole(short_path: Path) -> None:
-    """Longer than any frame, and than the window that HTTP/2 begins with."""
+def test_long_answer_is_read_completely(short_path: Path) -> None:
+    """Longer than any frame, and than the first window of HTTP/2."""
     many = [("ml", f"pod-{number}", "c" * 60, {"nvidia.com/gpu": [f"GPU-{number}"]}) for number in range(3000)]
     with a_kubelet(short_path / "k.sock", lambda: resources(*many)) as path:
         found = kubelet.read_devices(path)
@@ -234,9 +234,9 @@ def refuse() -> bytes:
 
 @pytest.mark.parametrize(
     ("answer", "method"),
-    [pytest.param(refuse, "List", id="it refuses"), pytest.param(lambda: b"", "Get", id="it has no such call")],
+    [pytest.param(refuse, "List", id="refused"), pytest.param(lambda: b"", "Get", id="unknown call")],
 )
-def test_a_kubelet_that_refuses_is_an_error(short_path: Path, answer: Callable[[], bytes], method: str) -> None:
+def test_kubelet_that_refuses_is_an_error(short_path: Path, answer: Callable[[], bytes], method: str) -> None:
     with (
         a_kubelet(short_path / "k.sock", answer, method=method) as path,
         pytest.raises(OSError, match=r"has no message|ended the call"),
@@ -248,14 +248,14 @@ def test_a_kubelet_that_refuses_is_an_error(short_path: Path, answer: Callable[[
     ("said", "because"),
     [
         pytest.param(b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak HTTP/2", id="no HTTP/2"),
-        pytest.param(b"", "closed the connection", id="nothing, and hangs up"),
+        pytest.param(b"", "closed the connection", id="closed without an answer"),
         pytest.param(b"\x00\x00\x04\x04\x00\x00\x00\x00\x00" + b"\x00" * 2, "closed the connection", id="half a frame"),
-        pytest.param(b"\x00\x00\x00\x03\x00\x00\x00\x00\x01", "ended the call", id="it resets the call"),
+        pytest.param(b"\x00\x00\x00\x03\x00\x00\x00\x00\x01", "ended the call", id="call reset"),
         pytest.param(b"\x00\x00\x05\x00\x01\x00\x00\x00\x01" + b"\x01\x00\x00\x00\x00", "has no message",
-                     id="compressed, which was not offered"),
+                     id="unrequested compression"),
     ],
 )  # fmt: skip
-def test_what_answers_and_is_no_kubelet_is_an_error(short_path: Path, said: bytes, because: str) -> None:
+def test_other_server_is_an_error(short_path: Path, said: bytes, because: str) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(short_path / "k.sock"))
         listening.listen()
@@ -273,7 +273,7 @@ def test_what_answers_and_is_no_kubelet_is_an_error(short_path: Path, said: byte
         thread.join()
 
 
-def test_a_kubelet_that_never_answers_is_given_up(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kubelet_without_an_answer_times_out(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubelet, "TIMEOUT_S", 0.1)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(short_path / "k.sock"))
@@ -282,13 +282,13 @@ def test_a_kubelet_that_never_answers_is_given_up(short_path: Path, monkeypatch:
             kubelet.read_devices(short_path / "k.sock")
 
 
-def test_a_kubelet_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_missing_kubelet_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         kubelet.read_devices(tmp_path / "none.sock")
 
 
 @any_of(st.binary(max_size=200))
-def test_no_message_does_anything_but_be_read_or_refused(message: bytes) -> None:
+def test_any_message_is_read_or_rejected(message: bytes) -> None:
     try:
         found = kubelet.parse(message)
     except ValueError:
@@ -298,17 +298,17 @@ def test_no_message_does_anything_but_be_read_or_refused(message: bytes) -> None
 
 
 @any_of(st.integers(min_value=0, max_value=60))
-def test_a_message_that_is_cut_off_is_refused_or_tells_less(size: int) -> None:
+def test_truncated_message_is_rejected_or_has_less(size: int) -> None:
     whole = resources(("ml", "llm-0", "server", {"nvidia.com/gpu": ["GPU-1"]}))
     if 0 < size < len(whole):
         with pytest.raises(ValueError, match="kubelet's answer"):
             kubelet.parse(whole[:size])
 
 
-# --- who they are
+# Containers of pods
 
 
-def test_a_pods_container_is_known_by_the_api_with_its_budget(host: Host, cluster: Cluster) -> None:
+def test_container_of_a_pod_has_its_name_and_budget_from_the_api(host: Host, cluster: Cluster) -> None:
     host.process(41, f"{GROUP}/cri-containerd-{ID}.scope", ticks=5)
     host.process(42, f"{GROUP}/cri-containerd-{ID}.scope", ticks=4)
     cluster.pods = {"items": [a_pod(restarts=2, limits={VRAM: "3k", "nvidia.com/gpu": "1"})]}
@@ -331,12 +331,12 @@ def test_a_pods_container_is_known_by_the_api_with_its_budget(host: Host, cluste
     assert cluster.asked == [("/api/v1/pods?resourceVersion=0&fieldSelector=spec.nodeName%3Dnode-1", None)]
 
 
-def test_a_pods_container_is_known_by_the_kubelets_links_without_the_api(host: Host) -> None:
+def test_container_of_a_pod_has_its_name_from_the_kubelets_links_without_the_api(host: Host) -> None:
     host.process(41, f"kubepods/burstable/pod{UID}/{ID}", gpus="GPU-1")
-    host.process(51, f"kubepods/burstable/pod{UID}/{OTHER}")  # its sandbox, of which no log is kept
+    host.process(51, f"kubepods/burstable/pod{UID}/{OTHER}")  # its sandbox, which has no log
     logs = host.proc.parent / "logs"
     link(logs, restarts=3)
-    link(logs, "ab" * 32)  # ended, its log kept
+    link(logs, "ab" * 32)  # ended, its log still there
     (logs / "README").write_text("")
     (logs / f"x_y_z-{'cd' * 32}.log").write_text("no link")
 
@@ -351,19 +351,19 @@ def test_a_pods_container_is_known_by_the_kubelets_links_without_the_api(host: H
     ("devices", "request_"),
     [
         pytest.param({"nvidia.com/gpu": ["GPU-1", "GPU-2"]}, ("GPU-1", "GPU-2"), id="GPUs"),
-        pytest.param({"nvidia.com/gpu": ["GPU-1::0", "GPU-1::3"]}, ("GPU-1",), id="shares of one by time"),
-        pytest.param({"nvidia.com/mig-1g.10gb": ["MIG-1"]}, ("MIG-1",), id="an instance of one"),
-        pytest.param({"nvidia.com/gpu.shared": ["GPU-1::0"]}, ("GPU-1",), id="shares by a name that says so"),
-        pytest.param({"amd.com/gpu": ["0000:03:00.0"]}, ("0000:03:00.0",), id="AMD's"),
-        pytest.param({"amd.com/cpx_nps4": ["amdgpu_xcp_30"]}, ("amdgpu_xcp_30",), id="a part of one of AMD's"),
-        pytest.param({"gpu.intel.com/xe": ["card0-0", "card0-1", "card1-0"]}, ("card0", "card1"), id="Intel's"),
-        pytest.param({"gpu.intel.com/i915_monitoring": ["all"]}, None, id="a look at Intel's"),
-        pytest.param({"nvidia.com/hostdev": ["0000:3b:00.2"]}, None, id="a network card of NVIDIA's"),
-        pytest.param({"example.com/nic": ["nic0"]}, None, id="devices that are no GPU"),
-        pytest.param({}, None, id="none"),
+        pytest.param({"nvidia.com/gpu": ["GPU-1::0", "GPU-1::3"]}, ("GPU-1",), id="time-sliced shares of one GPU"),
+        pytest.param({"nvidia.com/mig-1g.10gb": ["MIG-1"]}, ("MIG-1",), id="MIG instance"),
+        pytest.param({"nvidia.com/gpu.shared": ["GPU-1::0"]}, ("GPU-1",), id="shares under the shared resource name"),
+        pytest.param({"amd.com/gpu": ["0000:03:00.0"]}, ("0000:03:00.0",), id="AMD"),
+        pytest.param({"amd.com/cpx_nps4": ["amdgpu_xcp_30"]}, ("amdgpu_xcp_30",), id="AMD partition"),
+        pytest.param({"gpu.intel.com/xe": ["card0-0", "card0-1", "card1-0"]}, ("card0", "card1"), id="Intel"),
+        pytest.param({"gpu.intel.com/i915_monitoring": ["all"]}, None, id="Intel monitoring"),
+        pytest.param({"nvidia.com/hostdev": ["0000:3b:00.2"]}, None, id="NVIDIA network card"),
+        pytest.param({"example.com/nic": ["nic0"]}, None, id="other devices"),
+        pytest.param({}, None, id="no devices"),
     ],
 )
-def test_a_pods_gpus_are_those_that_the_kubelet_gave_it(
+def test_gpus_of_a_pod_are_those_listed_by_the_kubelet(
     host: Host, short_path: Path, devices: dict[str, list[str]], request_: tuple[str, ...] | None
 ) -> None:
     host.process(41, f"{GROUP}/crio-{ID}.scope/container", gpus="all")
@@ -375,7 +375,7 @@ def test_a_pods_gpus_are_those_that_the_kubelet_gave_it(
 @pytest.mark.parametrize(
     ("limits", "request_"), [({"nvidia.com/gpu": "1"}, ("all", "dri")), ({"cpu": "1"}, None), (None, None)]
 )
-def test_without_the_kubelets_socket_a_limit_tells_only_whether_there_are_any(
+def test_limit_without_the_kubelets_socket_shows_only_whether_it_has_gpus(
     host: Host, cluster: Cluster, limits: dict[str, str] | None, request_: tuple[str, ...] | None
 ) -> None:
     host.process(41, f"{GROUP}/crio-{ID}.scope", gpus="GPU-1")
@@ -387,17 +387,17 @@ def test_without_the_kubelets_socket_a_limit_tells_only_whether_there_are_any(
 @pytest.mark.parametrize(
     "pod",
     [
-        pytest.param(a_pod(waiting={"reason": "CrashLoopBackOff"}), id="it waits to be started again"),
-        pytest.param(a_pod(terminated={"exitCode": 1}), id="it ended"),
+        pytest.param(a_pod(waiting={"reason": "CrashLoopBackOff"}), id="waits for a restart"),
+        pytest.param(a_pod(terminated={"exitCode": 1}), id="ended"),
         pytest.param({**a_pod(), "status": {}}, id="not started yet"),
         pytest.param({**a_pod(), "status": {"containerStatuses": [{"name": "server", "state": {}}]}}, id="no id yet"),
     ],
 )
-def test_a_container_that_does_not_run_is_none(pod: dict[str, Any]) -> None:
+def test_pod_container_that_does_not_run_is_ignored(pod: dict[str, Any]) -> None:
     assert running_containers(pod, VRAM) == []
 
 
-def test_containers_that_prepare_a_pod_or_join_it_are_its_containers_too() -> None:
+def test_init_and_ephemeral_containers_belong_to_the_pod() -> None:
     pod = a_pod()
     for kind, full_id in (("init", "ab" * 32), ("ephemeral", "cd" * 32)):
         pod["spec"][f"{kind}Containers"] = [{"name": kind, "image": f"{kind}:1"}]
@@ -411,7 +411,7 @@ def test_containers_that_prepare_a_pod_or_join_it_are_its_containers_too() -> No
     }
 
 
-def test_one_that_is_started_again_is_another_incarnation_under_the_same_name(host: Host, cluster: Cluster) -> None:
+def test_restarted_container_is_another_incarnation_with_the_same_name(host: Host, cluster: Cluster) -> None:
     host.process(41, f"{GROUP}/cri-containerd-{ID}.scope")
     cluster.pods = {"items": [a_pod()]}
     listing = on(host, api=of(cluster))
@@ -426,7 +426,7 @@ def test_one_that_is_started_again_is_another_incarnation_under_the_same_name(ho
     assert second.incarnation == f"{UID}@{OTHER}@1"
 
 
-# --- asked again and again
+# Repeated listings
 
 
 @contextmanager
@@ -438,7 +438,7 @@ def asked(source: Pods) -> Iterator[Pods]:
         source.close()
 
 
-def test_a_container_whose_group_is_gone_is_listed_no_more_though_the_api_lags(host: Host, cluster: Cluster) -> None:
+def test_container_without_its_group_is_removed_before_the_api_removes_it(host: Host, cluster: Cluster) -> None:
     host.process(41, f"{GROUP}/cri-containerd-{ID}.scope")
     cluster.pods = {"items": [a_pod()]}
     with asked(on(host, api=of(cluster))) as source:
@@ -446,32 +446,32 @@ def test_a_container_whose_group_is_gone_is_listed_no_more_though_the_api_lags(h
         host.remove(f"{GROUP}/cri-containerd-{ID}.scope")
 
         assert (before, source.latest().containers) == ([ID], {})
-        assert source.latest().ids == {ID}  # so that it is not taken for one that nobody lists
+        assert source.latest().ids == {ID}  # so that it does not count as unlisted
 
 
 @pytest.mark.parametrize(
     ("status", "answer", "because"),
     [
-        pytest.param(403, {}, "HTTP status 403 Forbidden; allow its account to list pods", id="it may not"),
-        pytest.param(500, {}, "HTTP status 500", id="it fails"),
+        pytest.param(403, {}, "HTTP status 403 Forbidden; allow its account to list pods", id="forbidden"),
+        pytest.param(500, {}, "HTTP status 500", id="server error"),
         pytest.param(200, {"kind": "Status"}, "KeyError", id="no list"),
         pytest.param(200, ["nonsense"], "TypeError", id="nonsense"),
         pytest.param(
             200,
             {"items": [{**a_pod(), "status": {"containerStatuses": ["x"]}}]},
             "AttributeError",
-            id="a text for a container",
+            id="container is a text",
         ),
     ],
 )
-def test_a_failing_api_is_reported(host: Host, cluster: Cluster, status: int, answer: Any, because: str) -> None:
+def test_failing_api_is_reported(host: Host, cluster: Cluster, status: int, answer: Any, because: str) -> None:
     cluster.status, cluster.pods = status, answer
     with asked(on(host, api=of(cluster))) as source, pytest.raises(OSError, match=because):
         source.latest()
 
 
 @pytest.mark.usefixtures("hasty")
-def test_an_api_that_made_no_sense_is_asked_again(host: Host, cluster: Cluster) -> None:
+def test_api_with_an_invalid_answer_is_listed_again(host: Host, cluster: Cluster) -> None:
     host.process(41, f"{GROUP}/cri-containerd-{ID}.scope")
     cluster.pods = {"items": [{**a_pod(), "status": {"containerStatuses": ["x"]}}]}
     with asked(on(host, api=of(cluster))) as source:
@@ -494,17 +494,17 @@ def listing_of(source: Pods) -> Listing | None:
     return None
 
 
-def test_an_api_or_a_folder_of_links_that_is_not_there_is_reported(host: Host) -> None:
-    nobody = Api("http://127.0.0.1:1", node="node-1", resource=VRAM)
+def test_missing_api_or_folder_of_links_is_reported(host: Host) -> None:
+    unreachable = Api("http://127.0.0.1:1", node="node-1", resource=VRAM)
     for sources, because in (
-        ({"api": nobody}, "Kubernetes API at http://127.0.0.1:1"),
+        ({"api": unreachable}, "Kubernetes API at http://127.0.0.1:1"),
         ({}, "the kubelet's logs in"),
     ):
         with asked(on(host, **sources)) as source, pytest.raises(OSError, match=because):
             source.latest()
 
 
-def test_a_node_without_the_kubelets_socket_has_its_pods(host: Host, short_path: Path) -> None:
+def test_node_without_the_kubelets_socket_has_its_pods(host: Host, short_path: Path) -> None:
     host.process(41, f"{GROUP}/crio-{ID}.scope", gpus="GPU-1")
     link(host.proc.parent / "logs")
     answer = resources(("ml", "llm-0", "server", {"nvidia.com/gpu": ["GPU-2"]}))
@@ -512,16 +512,20 @@ def test_a_node_without_the_kubelets_socket_has_its_pods(host: Host, short_path:
 
     without = source.list_now()
     with a_kubelet(short_path / "k.sock", lambda: answer):
-        told = source.list_now()
+        with_socket = source.list_now()
     (short_path / "k.sock").unlink(missing_ok=True)
     gone = source.list_now()
 
-    assert [gpus_of(each) for each in (without, told, gone)] == [("GPU-1",), ("GPU-2",), ("GPU-2",)]
-    assert [[part.success for part in each.other_sources] for each in (without, told, gone)] == [[], [True], [False]]
+    assert [gpus_of(each) for each in (without, with_socket, gone)] == [("GPU-1",), ("GPU-2",), ("GPU-2",)]
+    assert [[part.success for part in each.other_sources] for each in (without, with_socket, gone)] == [
+        [],
+        [True],
+        [False],
+    ]
 
 
 @pytest.mark.parametrize("answer", ["none", "garbage"])
-def test_a_silent_kubelet_costs_no_pod(host: Host, short_path: Path, tmp_path: Path, answer: str) -> None:
+def test_silent_kubelet_does_not_affect_pods(host: Host, short_path: Path, tmp_path: Path, answer: str) -> None:
     path = short_path / "k.sock"
     host.process(41, f"{GROUP}/crio-{ID}.scope", gpus="GPU-1")
     link(host.proc.parent / "logs")
@@ -533,12 +537,12 @@ def test_a_silent_kubelet_costs_no_pod(host: Host, short_path: Path, tmp_path: P
             )
             snapshot = sampler.sample()
 
-    told = {each.source: each for each in snapshot.sources}
+    by_source = {each.source: each for each in snapshot.sources}
     assert [each.container.name for each in snapshot.containers] == ["ml/llm-0/server"]
-    assert snapshot.containers[0].container.gpu_request == ("GPU-1",)  # as without it
-    assert (told["kubernetes"].success, told["pod_resources"].success) == (True, False)
-    assert f"the kubelet at {path}: " in (told["pod_resources"].because or "")
-    assert told["pod_resources"].succeeded_unix_s is None
+    assert snapshot.containers[0].container.gpu_request == ("GPU-1",)  # as without the socket
+    assert (by_source["kubernetes"].success, by_source["pod_resources"].success) == (True, False)
+    assert f"the kubelet at {path}: " in (by_source["pod_resources"].because or "")
+    assert by_source["pod_resources"].succeeded_unix_s is None
 
 
 def gpus_of(listing: Listing) -> tuple[str, ...] | None:
@@ -546,7 +550,7 @@ def gpus_of(listing: Listing) -> tuple[str, ...] | None:
     return found.gpu_request
 
 
-def test_a_listing_that_grows_old_is_no_longer_believed(host: Host, cluster: Cluster) -> None:
+def test_old_listing_expires(host: Host, cluster: Cluster) -> None:
     with asked(on(host, api=of(cluster))) as source:
         source.latest()
         source._fresh_s = 0.0
@@ -555,7 +559,7 @@ def test_a_listing_that_grows_old_is_no_longer_believed(host: Host, cluster: Clu
             source.latest()
 
 
-def test_the_token_is_read_each_time_and_sent_over_tls_alone(cluster: Cluster, tmp_path: Path) -> None:
+def test_token_is_read_each_time_and_sent_only_over_tls(cluster: Cluster, tmp_path: Path) -> None:
     signed = authority(tmp_path / "authority")
     account = tmp_path / "account"
     account.mkdir()
@@ -571,12 +575,12 @@ def test_the_token_is_read_each_time_and_sent_over_tls_alone(cluster: Cluster, t
 
 
 @pytest.mark.parametrize("url", ["10.0.0.1:443", "unix:///x", "https://"])
-def test_what_is_no_url_of_an_api_is_refused_with_what_to_give(url: str) -> None:
+def test_invalid_api_url_is_rejected_with_the_expected_form(url: str) -> None:
     with pytest.raises(GpuwardenError, match="use https://HOST:PORT"):
         Api(url, node="node-1", resource=VRAM)
 
 
-def test_groups_of_ended_containers_are_not_looked_for(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_of_ended_containers_are_not_searched(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.process(41, f"{GROUP}/crio-{ID}.scope")
     logs = host.proc.parent / "logs"
     link(logs)
@@ -599,7 +603,7 @@ def test_groups_of_ended_containers_are_not_looked_for(host: Host, monkeypatch: 
     assert (len(walks), set(found.containers)) == (2, {ID, OTHER})
 
 
-def test_hundreds_of_pods_that_come_and_go_leave_nothing_behind(host: Host, cluster: Cluster) -> None:
+def test_hundreds_of_ended_pods_leave_no_state(host: Host, cluster: Cluster) -> None:
     source = on(host, api=of(cluster))
     for round_ in range(20):
         ids = [f"{round_ * 10 + number:064x}" for number in range(10)]
@@ -616,11 +620,11 @@ def test_hundreds_of_pods_that_come_and_go_leave_nothing_behind(host: Host, clus
     assert (source._groups, source._absent) == ({}, frozenset())
 
 
-# --- through a look at the host
+# Samples
 
 
-def test_a_pods_processes_and_ram_are_found_from_another_cgroup_namespace_too(host: Host, cluster: Cluster) -> None:
-    """There the kernel tells of every cgroup from where the exporter's own is, which leads nowhere from the root."""
+def test_processes_and_ram_are_found_from_another_cgroup_namespace(host: Host, cluster: Cluster) -> None:
+    """There the kernel reports paths relative to the exporter's cgroup, which do not exist below the root."""
     host.process(41, f"{GROUP}/cri-containerd-{ID}.scope")
     (host.proc / "41/cgroup").write_text(host.line.format(f"../../pod1/cri-containerd-{ID}.scope") + "\n")
     cluster.pods = {"items": [a_pod()]}
@@ -630,7 +634,7 @@ def test_a_pods_processes_and_ram_are_found_from_another_cgroup_namespace_too(ho
     assert (set(pids or ()), ram.usage_bytes) == ({41}, 1000)
 
 
-def test_a_node_without_a_memory_controller_has_unknown_ram(host: Host, cluster: Cluster) -> None:
+def test_node_without_a_memory_controller_has_unknown_ram(host: Host, cluster: Cluster) -> None:
     host.process(41, f"{GROUP}/cri-containerd-{ID}.scope")
     (host.top / f"{GROUP}/cri-containerd-{ID}.scope" / host.usage).unlink()
     cluster.pods = {"items": [a_pod()]}
@@ -642,8 +646,8 @@ def test_a_node_without_a_memory_controller_has_unknown_ram(host: Host, cluster:
     assert ram.unknown.reason == "no_controller"
 
 
-def test_a_pods_container_is_published(host: Host, cluster: Cluster, short_path: Path, tmp_path: Path) -> None:
-    """Under its own name alone, though Docker lists it too, as the runtime of some clusters."""
+def test_container_of_a_pod_is_published(host: Host, cluster: Cluster, short_path: Path, tmp_path: Path) -> None:
+    """Only under its pod's name, although Docker lists it too as the runtime of some clusters."""
     host.process(os.getpid(), f"{GROUP}/cri-containerd-{ID}.scope")
     cluster.pods = {"items": [a_pod(restarts=1, limits={VRAM: "100"})]}
     gpus = build.gpus(build.gpu(0, build.process(os.getpid(), 0.25, 200 * build.MIB)), build.gpu(1))
@@ -680,19 +684,19 @@ def published(text: str, series: str) -> float:
     return float(found.group(1))
 
 
-# --- how it is set up
+# Settings
 
 
 def settings(*options: str) -> Settings:
     return CliApp.run(Settings, cli_args=list(options))
 
 
-def test_the_api_is_asked_for_one_node_and_wants_its_name() -> None:
+def test_api_needs_the_name_of_the_node() -> None:
     with pytest.raises(ValidationError, match="--pods api needs --node-name"):
         settings("--pods=api")
 
 
-def test_an_api_in_the_cluster_is_where_kubernetes_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_in_the_cluster_has_the_url_of_kubernetes(monkeypatch: pytest.MonkeyPatch) -> None:
     given = settings("--pods=api", "--node-name=node-1")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(GpuwardenError, match="set --kubernetes-api to a URL"):
@@ -706,17 +710,17 @@ def test_an_api_in_the_cluster_is_where_kubernetes_says(monkeypatch: pytest.Monk
     assert api.url == "https://10.0.0.1:6443"
 
 
-def test_links_alone_need_no_api_and_the_kubelets_socket_can_be_left_out() -> None:
+def test_links_need_no_api_and_the_kubelets_socket_is_optional() -> None:
     source = make_pods(settings("--pods=logs", "--pod-resources=none"))
 
     assert (source._api, source._pod_resources) == (None, None)
 
-    by_itself, told = make_pods(settings("--pods=logs")), make_pods(settings(f"--pod-resources={kubelet.SOCKET}"))
-    assert (by_itself._pod_resources, by_itself._kubelet_wanted) == (kubelet.SOCKET, False)
-    assert (told._pod_resources, told._kubelet_wanted) == (kubelet.SOCKET, True)
+    default, with_socket = make_pods(settings("--pods=logs")), make_pods(settings(f"--pod-resources={kubelet.SOCKET}"))
+    assert (default._pod_resources, default._kubelet_wanted) == (kubelet.SOCKET, False)
+    assert (with_socket._pod_resources, with_socket._kubelet_wanted) == (kubelet.SOCKET, True)
 
 
-def test_the_program_asks_for_the_pods_of_its_node(cluster: Cluster, house: Path, short_path: Path) -> None:
+def test_program_lists_the_pods_of_its_node(cluster: Cluster, house: Path, short_path: Path) -> None:
     with a_kubelet(short_path / "k.sock", lambda: b"") as path:
         process = subprocess.Popen(
             [sys.executable, "-m", "gpuwarden", "exporter", "--runtime-dir", str(house), "--docker=none", "--nvml=off",
@@ -728,14 +732,14 @@ def test_the_program_asks_for_the_pods_of_its_node(cluster: Cluster, house: Path
         try:
             assert process.stderr
             ready = json.loads(next(line for line in process.stderr if "exporter ready" in line))
-            told = eventually(
+            published = eventually(
                 lambda: [line for line in scrape(ready["port"]) if 'collector="source_kubernetes"' in line]
             )
         finally:
             process.terminate()
             process.communicate(timeout=20)
 
-    assert told[0] == 'gpuwarden_collector_success{collector="source_kubernetes"} 1.0'
+    assert published[0] == 'gpuwarden_collector_success{collector="source_kubernetes"} 1.0'
     assert "spec.nodeName%3Dnode-1" in cluster.asked[0][0]
 
 

@@ -1,4 +1,4 @@
-"""Workers in services of systemd's, from directories shaped like the kernel's and systemd's; what is seen of them."""
+"""Workers in systemd services, in directories like those of the kernel and of systemd."""
 
 import os
 import subprocess
@@ -68,19 +68,19 @@ def placed(units: Units, *seen: WorkerReading) -> list[str | None]:
 @pytest.mark.parametrize(
     ("patterns", "unit"),
     [(("w@*.service",), UNIT), (("x.service", UNIT), UNIT), (("x@*.service",), None), ((), None)],
-    ids=["a pattern", "its name among others", "another's", "nobody opted in"],
+    ids=["pattern", "name among others", "other name", "no names"],
 )
-def test_a_worker_is_in_the_service_whose_name_was_opted_in(host: Host, patterns: tuple[str, ...], unit: str) -> None:
+def test_worker_is_in_the_service_that_was_named(host: Host, patterns: tuple[str, ...], unit: str) -> None:
     assert placed(host.units(*patterns), sighting()) == [unit]
 
 
-def test_who_is_in_a_container_or_cannot_be_looked_at_is_in_no_service(host: Host) -> None:
+def test_worker_in_a_container_or_unreadable_is_in_no_service(host: Host) -> None:
     seen = sighting(container_id="c" * 64), sighting(pid=None), sighting(pid=99)
 
     assert placed(host.units("*"), *seen) == ["c" * 64, None, None]
 
 
-def test_a_service_is_a_container_by_its_invocation(host: Host) -> None:
+def test_service_is_a_container_with_its_invocation(host: Host) -> None:
     found = host.units("*").containers([sighting(container_id=UNIT)])
 
     assert found == {
@@ -88,7 +88,7 @@ def test_a_service_is_a_container_by_its_invocation(host: Host) -> None:
     }
 
 
-def test_a_service_has_the_gpus_of_all_its_workers(host: Host) -> None:
+def test_service_has_the_gpus_of_all_its_workers(host: Host) -> None:
     host.process(43, f"/system.slice/{UNIT}", NVIDIA_VISIBLE_DEVICES="1,0")
     host.process(44, f"/system.slice/{UNIT}", NVIDIA_VISIBLE_DEVICES="none")
     host.process(45, f"/system.slice/{UNIT}")
@@ -100,26 +100,26 @@ def test_a_service_has_the_gpus_of_all_its_workers(host: Host) -> None:
     assert (gpus(42, 43, 44), gpus(44), gpus(44, 42), gpus(42, 45)) == (("0", "1"), None, ("0",), ("all",))
 
 
-def test_a_service_that_systemd_has_forgotten_is_no_container(host: Host) -> None:
+def test_service_unknown_to_systemd_is_not_a_container(host: Host) -> None:
     (host.invocations / f"invocation:{UNIT}").unlink()
 
     assert host.units("*").containers([sighting(container_id=UNIT)]) == {}
 
 
-def test_a_dead_workers_service_that_was_started_anew_is_another_incarnation(host: Host) -> None:
+def test_restarted_service_of_a_dead_worker_is_another_incarnation(host: Host) -> None:
     units = host.units("*")
     last = units.containers([sighting(container_id=UNIT)])[UNIT]
 
     host.invoke(UNIT, "def")
-    anew = units.refresh(last)
+    restarted = units.refresh(last)
     (host.invocations / f"invocation:{UNIT}").unlink()
     forgotten = units.refresh(last)
 
-    assert (anew.incarnation, anew.pid) == (f"{UNIT}@def", 0)
+    assert (restarted.incarnation, restarted.pid) == (f"{UNIT}@def", 0)
     assert (forgotten.incarnation, forgotten.pid) == (f"{UNIT}@abc", 0)
 
 
-def test_a_dead_workers_service_is_remembered(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_of_a_dead_worker_is_remembered(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look = Sampler(
         host="box-1",
         directory=tmp_path,
@@ -147,9 +147,9 @@ def test_a_dead_workers_service_is_remembered(host: Host, tmp_path: Path, monkey
     assert list(second.dead_s.values()) == [0.0]
 
 
-def test_an_unreadable_service_is_counted(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_service_is_counted(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (host.invocations / f"invocation:{UNIT}").unlink()
-    pid = os.getpid()  # whose CPU time is there to be read
+    pid = os.getpid()  # its CPU time is readable
     host.process(pid, f"/system.slice/{UNIT}")
     units = host.units("w@*.service")
     look = Sampler(host="box-1", directory=tmp_path, containers={}, gpus=None, thresholds=Thresholds(), units=units)
@@ -162,12 +162,12 @@ def test_an_unreadable_service_is_counted(host: Host, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("pattern", ["*", "*.service", "w@*", "a/b.service", "--x.service", "w .service"])
-def test_what_names_no_services_or_all_of_them_is_refused(pattern: str) -> None:
+def test_empty_or_unlimited_pattern_is_rejected(pattern: str) -> None:
     with pytest.raises(ValidationError, match="names no services"):
         CliApp.run(Settings, cli_args=[f"--systemd-unit={pattern}"])
 
 
-def test_several_are_given_either_way() -> None:
+def test_several_patterns_are_given_as_a_list_or_repeated() -> None:
     for options in (
         ["--systemd-unit=a@*.service,b.service"],
         ["--systemd-unit=a@*.service", "--systemd-unit=b.service"],
@@ -198,7 +198,7 @@ def units_of(kernel: test_cgroups.Host, folder: Path, *patterns: str) -> Units:
     return Units(patterns, proc=kernel.proc, root=kernel.root, invocations=folder / "units")
 
 
-def test_a_service_without_a_worker_is_a_container(kernel: test_cgroups.Host, tmp_path: Path) -> None:
+def test_service_without_a_worker_is_a_container(kernel: test_cgroups.Host, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     gpus = build.gpus(build.gpu(0, build.process(42, 0.4, 6 * 2**30)))
     kernel.process(42, OLLAMA, gpus="GPU-0")
@@ -222,7 +222,7 @@ def test_a_service_without_a_worker_is_a_container(kernel: test_cgroups.Host, tm
     assert look() == look("other.service") == ([], [], [6 * 2**30])
 
 
-def test_a_service_without_a_worker_has_its_oldest_process(kernel: test_cgroups.Host, tmp_path: Path) -> None:
+def test_service_without_a_worker_has_its_oldest_process(kernel: test_cgroups.Host, tmp_path: Path) -> None:
     units = units_of(kernel, tmp_path, "ollama.service")
 
     def found() -> tuple[int, tuple[str, ...] | None] | None:
@@ -243,7 +243,7 @@ def test_a_service_without_a_worker_has_its_oldest_process(kernel: test_cgroups.
     assert (first, still, second, gone, back) == ((41, ("all",)), (41, ("all",)), (42, ("7",)), None, (44, ("all",)))
 
 
-def test_a_service_is_found_in_any_slice(kernel: test_cgroups.Host, tmp_path: Path) -> None:
+def test_service_is_found_in_any_slice(kernel: test_cgroups.Host, tmp_path: Path) -> None:
     kernel.process(51, "gpu.slice/gpu-ml.slice/w@1.service")
     units = units_of(kernel, tmp_path, "w@*.service")
 
@@ -268,14 +268,14 @@ def test_other_fields_are_ignored(kernel: test_cgroups.Host, tmp_path: Path, mon
     assert sorted(units_of(kernel, tmp_path, "w@*.service").containers([])) == ["w@1.service", "w@2.service"]
 
 
-def test_a_service_that_only_runs_containers_is_none_itself(kernel: test_cgroups.Host, tmp_path: Path) -> None:
+def test_service_that_only_runs_containers_is_not_a_container(kernel: test_cgroups.Host, tmp_path: Path) -> None:
     kernel.process(61, f"{OLLAMA}/libpod-payload-{test_cgroups.ID}")
 
     assert units_of(kernel, tmp_path, "ollama.service").containers([]) == {}
 
 
 @pytest.mark.needs_systemd
-def test_a_real_service_without_a_worker_is_a_container_for_as_long_as_it_runs(tmp_path: Path) -> None:
+def test_real_service_without_a_worker_is_a_container_while_it_runs(tmp_path: Path) -> None:
     with private_systemd(tmp_path) as systemd:
         if isinstance(systemd, NoSystemd):
             pytest.skip(systemd.because)
@@ -288,7 +288,7 @@ def test_a_real_service_without_a_worker_is_a_container_for_as_long_as_it_runs(t
         before = units.containers([])
         subprocess.run([*enter, "start", "w.service"], check=True, timeout=30)
         found = eventually(lambda: units.containers([]).get("w.service"))
-        # Until it has become the shell, its process is systemd's, which calls it "(sh)".
+        # systemd names its process "(sh)" until it executes the shell.
         name = Path(f"/proc/{found.pid}/comm")
         eventually(lambda: name.read_text(encoding="ascii") == "sh\n", "its main process is the shell")
         subprocess.run([*enter, "stop", "w.service"], check=True, timeout=30)
@@ -299,7 +299,7 @@ def test_a_real_service_without_a_worker_is_a_container_for_as_long_as_it_runs(t
 
 
 def its_groups(folder: Path) -> Path:
-    """The kernel's control groups as our own systemd sees them, which is in a group of its own."""
+    """The cgroups that this test's systemd sees below its own group."""
     name = f"{private._GROUP}{os.getpid()}"
     hierarchies = private._hierarchies()
     if hierarchies == [private.CGROUPS]:

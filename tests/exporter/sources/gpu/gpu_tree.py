@@ -1,4 +1,4 @@
-"""Folders shaped like /sys and /proc of a host with AMD's and Intel's GPUs, as the kernel documents them.
+"""Folders like /sys and /proc of a host with AMD and Intel GPUs, as the kernel documents them.
 
 gpus.py, kfd.py and fdinfo.py in exporter/sources/gpu/drm name the source of each format.
 """
@@ -17,7 +17,7 @@ root = Path({root!r})
 gpus.DrmGpus = partial(gpus.DrmGpus, sys=root / "sys", proc=root / "proc")
 sys.exit(child.main())
 """
-"""The process that reads the kernel's drivers, on a tree. Open files there are devices by their names."""
+"""The process that reads the kernel's drivers, here from a tree. Open files are devices by their names."""
 
 AMDGPU = """\
 pos:\t0
@@ -65,23 +65,23 @@ drm-engine-capacity-ccs:\t4
 
 
 def amdgpu(pci: str, *, client: int = 7, vram_kib: int = 76, **engines_ns: int) -> str:
-    """What amdgpu says of one open file; it writes no line of an engine that was never used."""
+    """The fdinfo of one open file of amdgpu. It has no line for an engine that was never used."""
     lines = [f"drm-engine-{name}:\t{ns} ns\n" for name, ns in engines_ns.items() if ns]
     return AMDGPU.format(client=client, pci=pci, vram_kib=vram_kib) + "".join(lines)
 
 
 def i915(pci: str, *, client: int = 7, render_ns: int = 0, video_ns: int = 0, local_mib: int = 512) -> str:
-    """What i915 says of one open file."""
+    """The fdinfo of one open file of i915."""
     return I915.format(client=client, pci=pci, render_ns=render_ns, video_ns=video_ns, local_mib=local_mib)
 
 
 def xe(pci: str, *, client: int = 7, cycles: int = 0, total: int = 1000) -> str:
-    """What xe says of one open file."""
+    """The fdinfo of one open file of xe."""
     return XE.format(client=client, pci=pci, cycles=cycles, total=total)
 
 
 class Tree:
-    """A host: `sys` and `proc` are its folders."""
+    """A host with the folders `sys` and `proc`."""
 
     def __init__(self, root: Path) -> None:
         self.child = "-c", CHILD.format(root=str(root))
@@ -101,7 +101,7 @@ class Tree:
         vram: tuple[int, int] | None = None,
         status: str = "active",
     ) -> Path:
-        """A GPU with a render node; returns its folder. `vram` is what is used and what there is, bytes."""
+        """A GPU with a render node; returns its folder. `vram` is used and total, bytes."""
         folder = self.device(pci, driver)
         for name in (f"renderD{minor}", f"card{minor - 128}"):
             (folder / "drm" / name).mkdir(parents=True)
@@ -115,7 +115,7 @@ class Tree:
         return folder
 
     def device(self, pci: str, driver: str) -> Path:
-        """A device on the PCI bus that a driver has; returns its folder."""
+        """A PCI device with a driver; returns its folder."""
         folder = self.sys / "devices/pci0000:00" / pci
         if not (folder / "driver").is_symlink():
             maker = 0x8086 if driver in {"i915", "xe"} else 0x1002
@@ -128,7 +128,7 @@ class Tree:
         return folder
 
     def take_out(self, pci: str) -> None:
-        """A GPU falls off its bus: nothing is left of it, nor, of one of AMD's, of the topology."""
+        """Remove a GPU from its bus, and an AMD GPU from the topology."""
         folder = self.sys / "devices/pci0000:00" / pci
         driver = (folder / "driver").readlink().name
         for link in (self.sys / "class/drm").iterdir():
@@ -141,11 +141,11 @@ class Tree:
             self._clear_topology()
 
     def cut(self, pci: str, mode: str, parts: int, *, minor: int = 128, unique_id: int = 0, fold: bool = False) -> None:
-        """One of AMD's GPUs computes as so many: `parts` of its topology, each with a node of its own.
+        """Partition an AMD GPU into `parts` of its topology, each with its own node.
 
-        The first has the GPU's own node, and each of the others one of the seven platform devices that there always
-        are (amdgpu_xcp_dev_alloc in amdgpu_xcp.c). Where kernels `fold`, the number of a part stands in place of its
-        function (kfd_topology_add_device in kfd_topology.c).
+        The first part has the GPU's own node. Each other part has one of the seven platform devices which always exist
+        (amdgpu_xcp_dev_alloc in amdgpu_xcp.c). With `fold`, the number of a part replaces the PCI function
+        (kfd_topology_add_device in kfd_topology.c).
         """
         folder = self.sys / "devices/pci0000:00" / pci
         for number in range(7):
@@ -155,7 +155,7 @@ class Tree:
                     (device / "drm" / name).mkdir(parents=True)
                     (self.sys / "class/drm" / name).symlink_to(f"../../devices/platform/{device.name}/drm/{name}")
         self._clear_topology()
-        self.write(folder / "current_compute_partition", mode)  # whoever reads it waits until a change is over
+        self.write(folder / "current_compute_partition", mode)  # The kernel blocks readers until the change ends.
         bus, device_function = pci.split(":")[1:]
         place = (int(bus, 16) << 8) + (int(device_function[:2], 16) << 3)
         for part in range(parts):
@@ -180,7 +180,7 @@ class Tree:
         name: str = "navi31",
         location: int = 0x300,
     ) -> Path:
-        """A node of AMD's topology; `gpu_id` 0 is a CPU's."""
+        """A node of AMD's topology; `gpu_id` 0 is a CPU."""
         topology = self.sys / "class/kfd/kfd/topology"
         (self.sys / "class/kfd/kfd/proc").mkdir(parents=True, exist_ok=True)
         self.generation += 1
@@ -203,7 +203,7 @@ class Tree:
         queues: dict[int, int],
         occupied: dict[int, int] | None = None,
     ) -> Path:
-        """A process of AMD's compute driver: bytes by GPU, the GPU of each queue, units that are occupied by GPU."""
+        """A process of AMD's compute driver: bytes by GPU, the GPU of each queue, occupied units by GPU."""
         folder = self.sys / "class/kfd/kfd/proc" / str(pid)
         for gpu_id, size in vram.items():
             self.write(folder / f"vram_{gpu_id}", size)
@@ -216,7 +216,7 @@ class Tree:
         return folder
 
     def opens(self, pid: int, files: dict[int, tuple[str, str]]) -> None:
-        """A process with open files: (what it is, what fdinfo says) by number."""
+        """A process with open files: link target and fdinfo by number."""
         for number, (target, text) in files.items():
             link = self.proc / str(pid) / "fd" / str(number)
             link.parent.mkdir(parents=True, exist_ok=True)
@@ -226,13 +226,13 @@ class Tree:
 
     @staticmethod
     def write(file: Path, what: object) -> None:
-        """A file of the kernel's: one line."""
+        """Write a file of the kernel: one line."""
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{what}\n", encoding="utf-8")
 
     @staticmethod
     def hang(file: Path) -> None:
-        """Whoever opens that file to read it from now on does not come back; one that is killed does end."""
+        """Make every later open of this file hang until the reader is killed."""
         pipe = file.with_name(f"{file.name}.pipe")
         os.mkfifo(pipe)
         pipe.replace(file)

@@ -1,4 +1,4 @@
-"""Drivers that are asked in a process of its own: how a test starts such a source, and asks it."""
+"""Start isolated drivers and read from them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ Start = Callable[..., IsolatedDriver]
 
 @contextmanager
 def starting(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """`start(answer_s=…, wait_s=…)`: a source whose processes ask that driver, and are not left behind."""
+    """`start(answer_s=…, wait_s=…)`: a source whose processes use that driver. They end with the test."""
     monkeypatch.setattr(processes, "RESTART_FIRST_S", 0.05)
     started: list[IsolatedDriver] = []
 
@@ -32,20 +32,20 @@ def starting(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]
 
 
 def asking(source: IsolatedDriver) -> int:
-    """The pid of the process that asks now."""
+    """The pid of the current process."""
     assert isinstance(source._processes.main, DriverProcess)
     return source._processes.main.process.pid
 
 
 def refused(source: IsolatedDriver) -> str:
-    """Why the next look is refused, as it must be."""
+    """The reason for which the next read fails, as it must."""
     with pytest.raises(DriverError) as error:
         source.read()
     return str(error.value)
 
 
 def answered(source: IsolatedDriver) -> GpuReadings | None:
-    """What the next look tells; `None` where it is refused."""
+    """The result of the next read; `None` if it fails."""
     try:
         return source.read()
     except DriverError:

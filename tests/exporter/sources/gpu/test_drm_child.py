@@ -1,4 +1,4 @@
-"""The process that reads AMD's and Intel's GPUs from the kernel: a read that does not come back, and its own end."""
+"""The process that reads AMD and Intel GPUs from the kernel: reads that hang, and its own end."""
 
 import shutil
 import subprocess
@@ -28,7 +28,7 @@ GAVE_UP = "a call into the kernel's AMD and Intel drivers did not return within"
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
-    """A GPU of AMD's that a process computes on, and one of Intel's that it draws on."""
+    """An AMD GPU with a compute process, and an Intel GPU with a graphics process."""
     tree = Tree(tmp_path / "host")
     tree.node(1, gpu_id=CARD_ID, minor=128, unique_id=0x18B7_0C33_A1B2_C3D4)
     folder = tree.gpu(128, CARD, "amdgpu", busy_percent=0, vram=(3, 16))
@@ -41,7 +41,7 @@ def tree(tmp_path: Path) -> Tree:
 
 @pytest.fixture
 def start(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """`start(answer_s=…)`: a source whose processes read the tree, and are not left behind."""
+    """`start(answer_s=…)`: a source whose processes read the tree. They end with the test."""
     driver = Driver(
         who=gpus.WHO,
         program=tree.child,
@@ -56,7 +56,7 @@ def busy(tree: Tree) -> Path:
     return tree.sys / "devices/pci0000:00" / CARD / "gpu_busy_percent"
 
 
-def test_what_is_read_is_what_would_be_read_here(start: Start, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_isolated_reads_equal_direct_reads(start: Start, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "is_device", lambda _: True)
     source, here = start(), DrmGpus(AMD | INTEL, sys=tree.sys, proc=tree.proc)
 
@@ -68,7 +68,7 @@ def test_what_is_read_is_what_would_be_read_here(start: Start, tree: Tree, monke
     assert [each.pid for gpu in second[0].gpus for each in gpu.processes or ()] == [PID, PID]
 
 
-def test_processes_that_cannot_be_listed_are_told_by_the_same_process(start: Start, tree: Tree) -> None:
+def test_unlistable_processes_are_reported_by_the_same_process(start: Start, tree: Tree) -> None:
     source = start()
     source.read()
     pid = asking(source)
@@ -99,7 +99,7 @@ def topology(tree: Tree) -> Path:
     return tree.sys / "class/kfd/kfd/topology/generation_id"
 
 
-def test_a_hanging_read_of_no_gpu_costs_its_process(start: Start, tree: Tree) -> None:
+def test_hanging_read_outside_a_gpu_kills_the_process(start: Start, tree: Tree) -> None:
     source = start()
     source.read()
     pid = asking(source)
@@ -121,20 +121,20 @@ def test_a_hanging_read_of_no_gpu_costs_its_process(start: Start, tree: Tree) ->
     assert asking(source) != pid
 
 
-OF_THE_CARD = {
-    "how busy it is": busy,
+AMD_FILES = {
+    "utilisation": busy,
     "its memory": lambda tree: busy(tree).with_name("mem_info_vram_used"),
     "a sensor": lambda tree: busy(tree).with_name("hwmon") / "hwmon4/temp1_input",
     "whether it sleeps": lambda tree: busy(tree).with_name("power") / "runtime_status",
-    "how it is cut": lambda tree: busy(tree).with_name("current_compute_partition"),
+    "partition mode": lambda tree: busy(tree).with_name("current_compute_partition"),
     "memory of a process": lambda tree: tree.sys / f"class/kfd/kfd/proc/{PID}/vram_{CARD_ID}",
-    "what a process runs on it": lambda tree: tree.sys / f"class/kfd/kfd/proc/{PID}/stats_{CARD_ID}/cu_occupancy",
+    "occupancy of a process": lambda tree: tree.sys / f"class/kfd/kfd/proc/{PID}/stats_{CARD_ID}/cu_occupancy",
     "an open file": lambda tree: tree.proc / f"{PID}/fdinfo/6",
 }
 
 
 def hung(source: IsolatedDriver, tree: Tree, file: Path) -> str:
-    """What is told of a read that hangs until its process is killed; the next one has all the time it needs."""
+    """The reason for a read that hangs until its process is killed; the next one has as much time as it needs."""
     source._answer_s, source._wait_s = 1.5, 0.5
     tree.hang(file)
     because = eventually(lambda: because if "did not return" in (because := because_of(source)) else None)
@@ -143,19 +143,19 @@ def hung(source: IsolatedDriver, tree: Tree, file: Path) -> str:
 
 
 def left_out(source: IsolatedDriver, node: str) -> GpuReadings | None:
-    """A look that tells of all GPUs but that one."""
+    """A sample with all GPUs except this one."""
     found = answered(source)
     return found if found and [gpu.node for gpu in found.gpus if gpu.unknown == HUNG] == [node] else None
 
 
 def whole(source: IsolatedDriver) -> GpuReadings | None:
-    """A look in which none is left out."""
+    """A sample with all GPUs."""
     found = answered(source)
     return found if found and not any(gpu.is_hung for gpu in found.gpus) else None
 
 
-@pytest.mark.parametrize("place", OF_THE_CARD.values(), ids=OF_THE_CARD)
-def test_a_gpu_whose_file_hangs_is_left_out(place: Callable[[Tree], Path], start: Start, tree: Tree) -> None:
+@pytest.mark.parametrize("place", AMD_FILES.values(), ids=AMD_FILES)
+def test_gpu_with_a_hanging_file_is_skipped(place: Callable[[Tree], Path], start: Start, tree: Tree) -> None:
     tree.opens(PID, {6: ("/dev/dri/renderD128", gpu_tree.amdgpu(CARD))})
     tree.write(busy(tree).with_name("current_compute_partition"), "SPX")
     source = start()
@@ -182,7 +182,7 @@ def test_a_gpu_whose_file_hangs_is_left_out(place: Callable[[Tree], Path], start
     assert [(gpu.uuid, gpu.memory_used_bytes) for gpu in back.gpus] == [(before.uuid, 3), (f"pci-{ARC}", None)]
 
 
-def test_a_gpu_of_intels_that_hangs_costs_none_of_amds(start: Start, tree: Tree) -> None:
+def test_hung_intel_gpu_does_not_affect_amd_gpus(start: Start, tree: Tree) -> None:
     source = start()
     source.read()
 
@@ -194,7 +194,7 @@ def test_a_gpu_of_intels_that_hangs_costs_none_of_amds(start: Start, tree: Tree)
 
 
 def because_of(source: IsolatedDriver) -> str:
-    """Why a look was refused; empty where it was not."""
+    """The reason for a failed read; empty if it succeeded."""
     try:
         source.read()
     except DriverError as error:
@@ -207,7 +207,7 @@ NEEDLESS = {"docker", "email", "exporter.evidence.container_history", "gpuwarden
 
 
 @pytest.mark.parametrize(("child", "more"), [("nvml", set[str]()), ("drm", {"ctypes.util", "pynvml", "subprocess"})])
-def test_a_process_that_asks_a_driver_loads_nothing_that_it_does_not_need(child: str, more: set[str]) -> None:
+def test_driver_process_loads_only_the_modules_it_needs(child: str, more: set[str]) -> None:
     program = f"import sys, exporter.sources.gpu.{child}.child; print(*sys.modules, sep='\\n')"
 
     loaded = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True).stdout

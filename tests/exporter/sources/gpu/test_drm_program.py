@@ -1,4 +1,4 @@
-"""The whole exporter on AMD's and Intel's GPUs: a real worker, which the kernel's folders say is on them."""
+"""The whole exporter on AMD and Intel GPUs: a real worker, and folders of the kernel which list it."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def program(
 
 @contextmanager
 def running(house: Path, tree: Tree, *arguments: str) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """The same without NVIDIA's driver: its port, and its log until it was ready."""
+    """The same without an NVIDIA driver: its port, and its log until it was ready."""
     with program(house, tree, "--nvml", "off", *arguments) as (_, port, log):
         yield port, log
 
@@ -92,14 +92,14 @@ def settings(**given: Any) -> Settings:
 
 
 def scrape(port: int) -> str:
-    """What is known: not what is told as NaN."""
+    """The known values, without NaN."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         text: str = answer.read().decode()
         return "".join(line for line in text.splitlines(keepends=True) if not line.endswith(" NaN\n"))
 
 
 @pytest.mark.behaviour("A19")
-def test_an_amd_worker_is_unknown_at_work_and_idle_at_rest(house: Path, tree: Tree, start_worker: StartWorker) -> None:
+def test_amd_worker_is_unknown_at_work_and_idle_at_rest(house: Path, tree: Tree, start_worker: StartWorker) -> None:
     worker = start_worker("w0")
     tree.node(1, gpu_id=CARD_ID, minor=128)
     folder = tree.gpu(128, CARD, "amdgpu", busy_percent=99, vram=(5, 10))
@@ -123,7 +123,7 @@ def test_an_amd_worker_is_unknown_at_work_and_idle_at_rest(house: Path, tree: Tr
     assert f"gpuwarden_container_gpu_utilization_ratio{place}" not in busy
 
 
-def test_a_gpu_that_falls_off_its_bus_is_lost_to_its_worker(house: Path, tree: Tree, start_worker: StartWorker) -> None:
+def test_removed_gpu_is_lost_for_its_worker(house: Path, tree: Tree, start_worker: StartWorker) -> None:
     start_worker("w0")
     tree.node(1, gpu_id=CARD_ID, minor=128, unique_id=0x18B7_0C33_A1B2_C3D4)
     tree.gpu(128, CARD, "amdgpu", busy_percent=0)
@@ -145,11 +145,11 @@ def test_a_gpu_that_falls_off_its_bus_is_lost_to_its_worker(house: Path, tree: T
     [
         pytest.param((), {"amdgpu", "i915"}, id="auto"),
         pytest.param(("--amd", "on", "--intel", "on"), {"amdgpu", "i915"}, id="on"),
-        pytest.param(("--intel", "off"), {"amdgpu"}, id="a processor's own GPU left out"),
+        pytest.param(("--intel", "off"), {"amdgpu"}, id="Intel off"),
         pytest.param(("--amd", "off", "--intel", "off"), set(), id="off"),
     ],
 )
-def test_vendors_are_chosen(arguments: tuple[str, ...], sources: set[str], house: Path, tree: Tree) -> None:
+def test_vendors_are_selected(arguments: tuple[str, ...], sources: set[str], house: Path, tree: Tree) -> None:
     tree.gpu(128, CARD, "amdgpu", busy_percent=0)
     tree.gpu(129, ARC, "i915")
 
@@ -160,7 +160,7 @@ def test_vendors_are_chosen(arguments: tuple[str, ...], sources: set[str], house
 
 
 @pytest.mark.parametrize(("option", "driver"), [("amd", "i915"), ("intel", "amdgpu")])
-def test_a_required_gpu_must_be_there(option: str, driver: str, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_required_gpu_must_exist(option: str, driver: str, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     tree.gpu(128, CARD, driver)
     monkeypatch.setattr(gpus, "DrmGpus", partial(gpus.DrmGpus, sys=tree.sys, proc=tree.proc))
 
@@ -169,12 +169,12 @@ def test_a_required_gpu_must_be_there(option: str, driver: str, tree: Tree, monk
 
 
 @pytest.mark.parametrize("option", ["amd", "intel"])
-def test_a_real_gpu_that_must_be_there_and_a_simulated_one_are_refused_together(option: str, tmp_path: Path) -> None:
+def test_required_gpu_conflicts_with_a_simulated_one(option: str, tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match=f"--{option} on conflicts with --simulate-gpu"):
         settings(**{option: "on"}, simulate_gpu=tmp_path / "gpus.json")
 
 
-def test_beside_a_simulation_no_real_gpu_is_read(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_reads_no_real_gpu(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree.gpu(128, CARD, "amdgpu")
     monkeypatch.setattr(gpus, "DrmGpus", partial(gpus.DrmGpus, sys=tree.sys, proc=tree.proc))
 
@@ -183,7 +183,7 @@ def test_beside_a_simulation_no_real_gpu_is_read(tree: Tree, tmp_path: Path, mon
 
 
 @pytest.mark.needs_compiler
-def test_without_kernel_gpus_no_process_reads_them(house: Path, tree: Tree, driver: Nvidia) -> None:
+def test_no_process_reads_the_kernel_without_its_gpus(house: Path, tree: Tree, driver: Nvidia) -> None:
     driver.answer(Card())
     found: list[list[bytes]] = []
 

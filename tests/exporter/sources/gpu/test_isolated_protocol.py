@@ -1,4 +1,4 @@
-"""Messages between a process that asks a driver and the exporter."""
+"""Messages between a driver process and the exporter."""
 
 import io
 import pickle
@@ -63,7 +63,7 @@ WHOLE = GpuReadings(
         GpuReadings(source="drm", gpus=()),
         Failed(because="Driver Not Loaded"),
         Failed(because="of two\nversions", over=True),
-        Failed(because="loaded anew", reloaded=True),
+        Failed(because="reloaded", reloaded=True),
         CurrentGpu(place=128),
         CurrentGpu(place=None),
         Xid(gpu="GPU-0", code=79),
@@ -73,7 +73,7 @@ WHOLE = GpuReadings(
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_messages_arrive_as_they_were_one_after_another(message: Message) -> None:
+def test_messages_arrive_unchanged_in_order(message: Message) -> None:
     pipe = io.BytesIO()
     protocol.send(pipe, message)
     protocol.send(pipe, Failed(because="the next"))
@@ -92,35 +92,35 @@ def framed(content: bytes) -> bytes:
 @pytest.mark.parametrize(
     "written",
     [
-        pytest.param(b"NVRM: hello\n", id="what a driver prints"),
+        pytest.param(b"NVRM: hello\n", id="output of a driver"),
         pytest.param(b"\x00\x00", id="half a length"),
         pytest.param(framed(pickle.dumps(WHOLE))[:-9], id="half a message"),
-        pytest.param(framed(b""), id="nothing"),
+        pytest.param(framed(b""), id="empty"),
         pytest.param(framed(b"N" * 9), id="no pickle"),
         pytest.param(framed(pickle.dumps("hello")), id="a string"),
-        pytest.param(framed(b"cexporter.sources.gpu.isolated.protocol\nNothing\n."), id="no class of ours"),
-        pytest.param(framed(b"cno_such_module\nNothing\n."), id="no module"),
+        pytest.param(framed(b"cexporter.sources.gpu.isolated.protocol\nNothing\n."), id="unknown class"),
+        pytest.param(framed(b"cno_such_module\nNothing\n."), id="unknown module"),
     ],
 )
-def test_what_is_no_message_is_refused(written: bytes) -> None:
+def test_invalid_message_is_rejected(written: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         protocol.receive(io.BytesIO(written))
 
 
-def test_the_most_that_is_told_of_64_gpus_fits_in_a_message() -> None:
+def test_largest_readings_of_64_gpus_fit_in_a_message() -> None:
     content = pickle.dumps(on(PROCESSES_MAX, unlisted=UNLISTED_MAX, gpus=64), protocol=pickle.HIGHEST_PROTOCOL)
 
     assert len(content) < MESSAGE_BYTES_MAX
 
 
 @pytest.mark.parametrize("over", [False, True])
-def test_an_error_is_told_with_whether_another_process_may_do_better(over: bool) -> None:
+def test_error_says_whether_another_process_may_succeed(over: bool) -> None:
     assert protocol.to_failed(DriverError("it is gone", over=over)) == Failed(because="it is gone", over=over)
     assert protocol.to_failed(DriverError("it is gone", reloaded=over)) == Failed(because="it is gone", reloaded=over)
 
 
 def on(count: int, *, unlisted: int = 0, gpus: int = 1) -> GpuReadings:
-    """GPUs with so many processes each, of which every figure is as long as it comes."""
+    """GPUs with so many processes each. Every value has its greatest length."""
 
     def gpu(index: int) -> Gpu:
         processes = tuple(
@@ -134,7 +134,7 @@ def on(count: int, *, unlisted: int = 0, gpus: int = 1) -> GpuReadings:
     return GpuReadings(source="drm", gpus=tuple(map(gpu, range(gpus))), unlisted=pids)
 
 
-def test_a_gpu_with_more_processes_than_are_told_has_none_listed_and_says_so() -> None:
+def test_gpu_with_too_many_processes_has_no_list_and_a_reason() -> None:
     few, many = on(PROCESSES_MAX), protocol.limit_size(on(PROCESSES_MAX + 1))
 
     assert protocol.limit_size(few) == few
@@ -143,11 +143,11 @@ def test_a_gpu_with_more_processes_than_are_told_has_none_listed_and_says_so() -
     ]
 
 
-@pytest.mark.parametrize(("count", "told"), [(0, 0), (UNLISTED_MAX, UNLISTED_MAX), (UNLISTED_MAX + 1, None)])
-def test_pids_that_cannot_be_listed_are_named_up_to_a_bound(count: int, told: int | None) -> None:
+@pytest.mark.parametrize(("count", "listed"), [(0, 0), (UNLISTED_MAX, UNLISTED_MAX), (UNLISTED_MAX + 1, None)])
+def test_number_of_unlisted_pids_is_bounded(count: int, listed: int | None) -> None:
     unlisted = protocol.limit_size(on(0, unlisted=count)).unlisted
 
-    assert (None if unlisted is None else len(unlisted)) == told
+    assert (None if unlisted is None else len(unlisted)) == listed
     assert protocol.limit_size(GpuReadings(source="drm", gpus=(), unlisted=None)).unlisted is None
 
 
@@ -159,11 +159,11 @@ def test_pids_that_cannot_be_listed_are_named_up_to_a_bound(count: int, told: in
         pytest.param(Question(only=128), [128], id="one"),
     ],
 )
-def test_a_question_is_about_a_gpu_or_leaves_it_out(question: Question, about: list[int | None]) -> None:
+def test_question_selects_or_skips_a_gpu(question: Question, about: list[int | None]) -> None:
     assert [place for place in (128, 129, None) if question.is_about(place)] == about
 
 
-def test_a_gpu_is_asked_about_by_its_index_or_by_its_render_node() -> None:
+def test_place_of_a_gpu_is_its_index_or_its_render_node() -> None:
     gpu = WHOLE.gpus[1]
 
     assert (gpu.place, replace(gpu, node="renderD129").place) == (1, 129)

@@ -1,7 +1,7 @@
-"""A driver that is asked in a process of its own: what hangs in it, ends it, or cannot be ended.
+"""An isolated driver process: what hangs in it, ends it, or cannot be ended.
 
-The rules about waiting, restarts and GPUs that hang are tested with a fake process and a fake clock. What needs a real
-process, or a library that hangs as NVIDIA's may, comes after them.
+The rules for waiting, restarts and hung GPUs use a fake process and a fake clock. Tests with a real process, or a
+library that hangs like NVIDIA's, follow.
 """
 
 import io
@@ -40,24 +40,24 @@ needs_compiler = pytest.mark.needs_compiler
 
 GIB = 2**30
 HANGS = "hang - nvmlDeviceGetCount"
-"""Of a call that is about no GPU."""
+"""A call which is about no GPU."""
 GAVE_UP = "did not return within"
 NONE_YET = "no answer yet from a driver"
 
-ANSWER_S, WAIT_S, LOOK_S = 10.0, 2.0, 1.0
+ANSWER_S, WAIT_S, SAMPLE_S = 10.0, 2.0, 1.0
 
 
-# The rules, with a fake process and a fake clock
+# Rules, with a fake process and a fake clock
 
 
 @dataclass
 class FakeDriver:
-    """A driver of so many GPUs, the processes that ask it, and the clock of both."""
+    """A driver with some GPUs, its processes, and the clock of both."""
 
     gpus: int = 2
     takes_s: float = 0.01
     hangs: bool = False
-    """In a call that is about no GPU."""
+    """Hangs in a call which is about no GPU."""
     hangs_in: set[int] = field(default_factory=set)
     fails: Failed | None = None
     unkillable: bool = False
@@ -77,25 +77,25 @@ class FakeDriver:
         driver = driver_process.Driver(who="a driver", program=())
         return IsolatedDriver(driver, answer_s=ANSWER_S, wait_s=WAIT_S, start=self.start, now=lambda: self.now_s)
 
-    def look(self, source: IsolatedDriver) -> GpuReadings | str:
-        """What the next look tells, or why nothing; a second passes before it."""
-        self.now_s += LOOK_S
+    def sample(self, source: IsolatedDriver) -> GpuReadings | str:
+        """The result of the next sample or the reason for its failure, after one second."""
+        self.now_s += SAMPLE_S
         try:
             return source.read()
         except DriverError as error:
             return str(error)
 
     def until(self, source: IsolatedDriver, unknown: dict[str, str | None]) -> None:
-        """Look until the GPUs are told so, by why each is unknown."""
+        """Sample until the GPUs have these reasons for being unknown."""
         for _ in range(1000):
-            found = self.look(source)
+            found = self.sample(source)
             if isinstance(found, GpuReadings) and {gpu.uuid: gpu.unknown for gpu in found.gpus} == unknown:
                 return
         pytest.fail(f"never {unknown}")
 
 
 class FakeProcess:
-    """Answers as the driver stands when it is asked."""
+    """Answers as the driver is at the question."""
 
     def __init__(self, driver: FakeDriver) -> None:
         self.asked_s: float | None = None
@@ -103,30 +103,30 @@ class FakeProcess:
         self.asked: list[Question] = []
         self.ended = False
         self._driver = driver
-        self._told: tuple[float, GpuReadings | Failed | ProcessExit] | None = None
+        self._answer: tuple[float, GpuReadings | Failed | ProcessExit] | None = None
         self._known: set[int] = set()
 
     def ask(self, question: Question) -> None:
-        assert self.asked_s is None, "it is asked one question at a time"
+        assert self.asked_s is None, "only one question at a time"
         self.asked_s = self._driver.now_s
         self.asked.append(question)
-        told = self._driver.fails or self._readings(question)
-        if told is not None and self._told is None:
-            self._told = self.asked_s + self._driver.takes_s, told
+        answer = self._driver.fails or self._readings(question)
+        if answer is not None and self._answer is None:
+            self._answer = self.asked_s + self._driver.takes_s, answer
 
     def ends(self, how: str) -> None:
-        self._told = self._driver.now_s, ProcessExit(how=how)
+        self._answer = self._driver.now_s, ProcessExit(how=how)
 
     def answer(self, within_s: float) -> Answer | None:
         until_s = self._driver.now_s + max(0.0, within_s)
-        if self._told is None or self._told[0] > until_s:
+        if self._answer is None or self._answer[0] > until_s:
             self._driver.now_s = until_s
             return None
-        (came_s, told), self._told = self._told, None
+        (came_s, answer), self._answer = self._answer, None
         self._driver.now_s = max(self._driver.now_s, came_s)
         asked_s, self.asked_s = self.asked_s, None
         return Answer(
-            message=told, timing=None if asked_s is None else Timing(asked_s=asked_s, took_s=came_s - asked_s)
+            message=answer, timing=None if asked_s is None else Timing(asked_s=asked_s, took_s=came_s - asked_s)
         )
 
     def end(self) -> bool:
@@ -161,54 +161,54 @@ def fake() -> FakeDriver:
     return FakeDriver()
 
 
-def alone(fake: FakeDriver) -> list[Question]:
-    """What processes were asked about one GPU alone."""
+def single_questions(fake: FakeDriver) -> list[Question]:
+    """The questions about a single GPU."""
     return [question for process in fake.started for question in process.asked if question.only is not None]
 
 
-def test_one_process_answers_look_after_look(fake: FakeDriver) -> None:
+def test_one_process_answers_sample_after_sample(fake: FakeDriver) -> None:
     source = fake.source()
 
-    looks = [fake.look(source) for _ in range(3)]
+    samples = [fake.sample(source) for _ in range(3)]
 
-    assert looks == [build.gpus(build.gpu(0), build.gpu(1))] * 3
+    assert samples == [build.gpus(build.gpu(0), build.gpu(1))] * 3
     assert len(fake.started) == 1
     timing = source.timing()
     assert timing
     assert (timing.asked_s, timing.took_s) == pytest.approx((fake.now_s - fake.takes_s, fake.takes_s))
 
 
-def test_the_very_first_look_waits_as_long_as_an_answer_may_take(fake: FakeDriver) -> None:
+def test_first_sample_waits_for_the_answer_timeout(fake: FakeDriver) -> None:
     fake.takes_s = ANSWER_S - 1
 
-    assert isinstance(fake.look(fake.source()), GpuReadings)
+    assert isinstance(fake.sample(fake.source()), GpuReadings)
 
 
-def test_a_late_answer_costs_its_look_and_is_taken_by_the_look_that_finds_it_and_no_other(fake: FakeDriver) -> None:
+def test_late_answer_is_used_by_the_first_sample_that_finds_it(fake: FakeDriver) -> None:
     source = fake.source()
-    fake.look(source)
+    fake.sample(source)
     fake.takes_s = 4.5
-    looks, took_s, timings = [], [], []
+    samples, took_s, timings = [], [], []
     for _ in range(5):
-        began_s = fake.now_s + LOOK_S
-        looks.append(fake.look(source))
+        began_s = fake.now_s + SAMPLE_S
+        samples.append(fake.sample(source))
         took_s.append(fake.now_s - began_s)
         timings.append(source.timing())
 
-    assert [isinstance(look, GpuReadings) for look in looks] == [False, False, False, True, False]
-    assert looks[0] == NONE_YET
-    assert took_s == [WAIT_S, 0.0, 0.0, 0.0, WAIT_S], "only a look that asks waits"
+    assert [isinstance(sample, GpuReadings) for sample in samples] == [False, False, False, True, False]
+    assert samples[0] == NONE_YET
+    assert took_s == [WAIT_S, 0.0, 0.0, 0.0, WAIT_S], "only a sample with a question waits"
     assert [timing and timing.took_s for timing in timings] == [2.0, 3.0, 4.0, 4.5, 2.0]
     assert (len(fake.started), source.health().killed) == (1, 0)
 
 
-def test_several_drivers_are_waited_for_at_the_same_time(fake: FakeDriver) -> None:
+def test_several_drivers_are_waited_for_in_parallel(fake: FakeDriver) -> None:
     source = fake.source()
-    fake.look(source)
+    fake.sample(source)
     fake.hangs = True
 
     source.ask()
-    fake.now_s += 1.5  # another driver took all of it
+    fake.now_s += 1.5  # Another driver used the whole wait.
     began_s = fake.now_s
     with pytest.raises(DriverError):
         source.read()
@@ -216,64 +216,64 @@ def test_several_drivers_are_waited_for_at_the_same_time(fake: FakeDriver) -> No
     assert fake.now_s - began_s == WAIT_S - 1.5
 
 
-def test_a_call_that_hangs_costs_its_process_at_the_deadline_and_another_is_started_later(fake: FakeDriver) -> None:
+def test_hanging_call_kills_its_process_at_the_deadline_and_another_starts_later(fake: FakeDriver) -> None:
     source = fake.source()
-    fake.look(source)
+    fake.sample(source)
     fake.hangs = True
-    looks = [fake.look(source) for _ in range(9)]
+    samples = [fake.sample(source) for _ in range(9)]
     killed = (source.health().killed, fake.started[0].ended)
     fake.hangs = False
-    back = fake.look(source)
+    back = fake.sample(source)
 
-    assert set(looks[:8]) == {NONE_YET}
-    assert str(looks[8]).startswith("a call into a driver did not return within 10 s, and its process was killed: ")
+    assert set(samples[:8]) == {NONE_YET}
+    assert str(samples[8]).startswith("a call into a driver did not return within 10 s, and its process was killed: ")
     assert killed == (1, True)
-    assert [isinstance(each, GpuReadings) for each in (back, fake.look(source))] == [False, True]
-    assert fake.started_s[1] - fake.started_s[0] == pytest.approx(LOOK_S * 10 + WAIT_S, abs=0.1)
+    assert [isinstance(each, GpuReadings) for each in (back, fake.sample(source))] == [False, True]
+    assert fake.started_s[1] - fake.started_s[0] == pytest.approx(SAMPLE_S * 10 + WAIT_S, abs=0.1)
 
 
-def test_until_the_next_process_is_started_a_look_costs_no_time_and_says_what_was(fake: FakeDriver) -> None:
+def test_sample_before_the_next_process_fails_at_once_with_the_last_reason(fake: FakeDriver) -> None:
     source = fake.source()
     fake.hangs = True
-    because = fake.look(source)
-    fake.now_s -= LOOK_S
+    because = fake.sample(source)
+    fake.now_s -= SAMPLE_S
 
     began_s = fake.now_s
-    again = fake.look(source)
+    again = fake.sample(source)
 
     assert GAVE_UP in str(because)
-    assert (again, fake.now_s - began_s) == (because, LOOK_S)
+    assert (again, fake.now_s - began_s) == (because, SAMPLE_S)
     assert len(fake.started) == 1
 
 
 @pytest.mark.parametrize(("failures", "after_s"), [(1, 1.0), (2, 2.0), (4, 8.0), (6, 32.0), (7, 60.0), (10**6, 60.0)])
-def test_each_process_in_a_row_that_fails_doubles_the_time_until_the_next(failures: int, after_s: float) -> None:
+def test_each_failed_process_in_a_row_doubles_the_restart_delay(failures: int, after_s: float) -> None:
     assert restart_after_s(failures) == after_s
 
 
-def test_the_time_until_the_next_process_doubles_until_one_has_answered(fake: FakeDriver) -> None:
+def test_restart_delay_doubles_until_a_process_has_answered(fake: FakeDriver) -> None:
     source = fake.source()
     fake.hangs = True
     while len(fake.started) < 5:
-        fake.look(source)
-    apart_s = [after - before for before, after in itertools.pairwise(fake.started_s)]
+        fake.sample(source)
+    gaps_s = [after - before for before, after in itertools.pairwise(fake.started_s)]
     fake.hangs = False
-    while not isinstance(fake.look(source), GpuReadings):
+    while not isinstance(fake.sample(source), GpuReadings):
         pass
     fake.started[-1].ends("was ended by SIGKILL")
-    ended = fake.look(source)
+    ended = fake.sample(source)
     ended_s = fake.now_s
-    while not isinstance(fake.look(source), GpuReadings):
+    while not isinstance(fake.sample(source), GpuReadings):
         pass
 
-    assert [each - ANSWER_S for each in apart_s] == [pytest.approx(after, abs=1.5 * LOOK_S) for after in (1, 2, 4, 8)]
+    assert [each - ANSWER_S for each in gaps_s] == [pytest.approx(after, abs=1.5 * SAMPLE_S) for after in (1, 2, 4, 8)]
     assert ended == "the process for a driver was ended by SIGKILL"
-    assert fake.started_s[-1] - ended_s == LOOK_S
+    assert fake.started_s[-1] - ended_s == SAMPLE_S
 
 
-def test_a_process_that_ended_at_rest_is_told_at_once_and_leaves_the_time_of_the_last_answer(fake: FakeDriver) -> None:
+def test_ended_process_is_reported_at_once_with_the_time_of_the_last_answer(fake: FakeDriver) -> None:
     source = fake.source()
-    fake.look(source)
+    fake.sample(source)
     source.ask()
     fake.started[0].ends("was ended by SIGKILL")
     fake.started[0].asked_s = None
@@ -287,48 +287,48 @@ def test_a_process_that_ended_at_rest_is_told_at_once_and_leaves_the_time_of_the
     assert source.health().killed == 0
 
 
-def test_an_answer_that_fails_is_told_by_the_same_process_unless_that_can_do_no_better(fake: FakeDriver) -> None:
+def test_failed_answer_keeps_the_process_unless_another_may_succeed(fake: FakeDriver) -> None:
     source = fake.source()
     fake.fails = Failed(because="Driver Not Loaded")
-    first = fake.look(source)
+    first = fake.sample(source)
     fake.fails = Failed(because="of two versions", over=True)
-    second = fake.look(source)
+    second = fake.sample(source)
     fake.fails = None
 
     assert (first, second) == ("Driver Not Loaded", "of two versions")
-    assert isinstance(fake.look(source), GpuReadings)
+    assert isinstance(fake.sample(source), GpuReadings)
     assert (len(fake.started), fake.started[0].ended) == (2, True)
 
 
-def test_processes_that_no_signal_ends_are_left_behind_and_no_more_than_three(fake: FakeDriver) -> None:
+def test_at_most_three_unkillable_processes_are_abandoned(fake: FakeDriver) -> None:
     source = fake.source()
     fake.hangs = fake.unkillable = True
-    while "reboot the host" not in (enough := str(fake.look(source))):
+    while "reboot the host" not in (enough := str(fake.sample(source))):
         assert fake.now_s < 2000
-    told = source.health()
+    health = source.health()
     fake.hangs = fake.unkillable = False
     for process in fake.started:
         process.ended = True
 
     assert enough.startswith("3 processes hang in a driver and cannot be killed, so no other is started")
-    assert (told.killed, told.abandoned, len(fake.started)) == (3, 3, 3)
+    assert (health.killed, health.abandoned, len(fake.started)) == (3, 3, 3)
     fake.until(source, {"GPU-0": None, "GPU-1": None})
     assert source.health().abandoned == 0
 
 
-def test_a_process_that_cannot_be_started_is_told_and_tried_again(fake: FakeDriver) -> None:
+def test_process_that_cannot_start_is_reported_and_retried(fake: FakeDriver) -> None:
     source = fake.source()
     fake.refuses = OSError("Cannot allocate memory")
-    because = fake.look(source)
+    because = fake.sample(source)
     fake.refuses = None
 
     assert because == "the process for a driver cannot be started: Cannot allocate memory"
     fake.until(source, {"GPU-0": None, "GPU-1": None})
 
 
-def test_an_error_of_asking_is_raised_by_reading(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_question_is_raised_by_the_read(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     source = fake.source()
-    fake.look(source)
+    fake.sample(source)
 
     def fails(_: Question) -> None:
         raise MemoryError("no memory for a question")
@@ -339,89 +339,89 @@ def test_an_error_of_asking_is_raised_by_reading(fake: FakeDriver, monkeypatch: 
     with pytest.raises(MemoryError, match="no memory for a question"):
         source.read()
 
-    assert isinstance(fake.look(source), GpuReadings)
+    assert isinstance(fake.sample(source), GpuReadings)
 
 
 # A GPU that hangs, with the same
 
 
 def hung(fake: FakeDriver) -> IsolatedDriver:
-    """A source of two GPUs, the second of which has just been left out."""
+    """A source of two GPUs, and the second has just been skipped."""
     source = fake.source()
-    fake.look(source)
+    fake.sample(source)
     fake.hangs_in = {1}
     fake.until(source, {"GPU-0": None, "GPU-1": HUNG})
     return source
 
 
-def test_a_gpu_that_hangs_costs_the_others_one_deadline_and_is_left_out_under_its_name(fake: FakeDriver) -> None:
+def test_hung_gpu_costs_one_deadline_and_is_skipped_with_its_name(fake: FakeDriver) -> None:
     source = fake.source()
-    fake.look(source)
+    fake.sample(source)
     fake.hangs_in = {1}
-    looks = []
-    while not isinstance(look := fake.look(source), GpuReadings):
-        looks.append(look)
+    samples = []
+    while not isinstance(sample := fake.sample(source), GpuReadings):
+        samples.append(sample)
 
-    assert set(looks[:-1]) == {NONE_YET}
-    assert str(looks[-1]).startswith(
+    assert set(samples[:-1]) == {NONE_YET}
+    assert str(samples[-1]).startswith(
         "a call into a driver about GPU 1 did not return within 10 s, and its process was killed, and that GPU is "
         "skipped until it answers a separate process"
     )
-    assert len(looks) == 9
-    assert [(gpu.uuid, gpu.name, gpu.unknown) for gpu in look.gpus] == [
+    assert len(samples) == 9
+    assert [(gpu.uuid, gpu.name, gpu.unknown) for gpu in sample.gpus] == [
         ("GPU-0", build.gpu(0).name, None),
         ("GPU-1", build.gpu(1).name, HUNG),
     ]
     assert fake.started[1].asked[0] == Question(without=frozenset({1}))
 
 
-def test_while_a_gpu_hangs_others_ask_about_it_and_no_look_at_the_rest_is_missed(fake: FakeDriver) -> None:
+def test_separate_processes_try_a_hung_gpu_and_no_sample_of_the_others_is_lost(fake: FakeDriver) -> None:
     source = hung(fake)
-    looks = []
+    samples = []
     while source.health().killed < 4:
-        looks.append(fake.look(source))
+        samples.append(fake.sample(source))
     fake.hangs_in = set()
-    while len(alone(fake)) < 4:
-        looks.append(fake.look(source))
-    looks += [fake.look(source), fake.look(source)]
+    while len(single_questions(fake)) < 4:
+        samples.append(fake.sample(source))
+    samples += [fake.sample(source), fake.sample(source)]
 
-    assert all(isinstance(look, GpuReadings) for look in looks)
-    assert alone(fake) == [Question(only=1)] * 4
-    assert looks[-1] == build.gpus(build.gpu(0), build.gpu(1))
+    assert all(isinstance(sample, GpuReadings) for sample in samples)
+    assert single_questions(fake) == [Question(only=1)] * 4
+    assert samples[-1] == build.gpus(build.gpu(0), build.gpu(1))
     assert [process.ended for process in fake.started] == [True, False, True, True, True, True]
 
 
 @pytest.mark.parametrize(("times", "for_s"), [(1, 10.0), (2, 20.0), (5, 160.0), (6, 300.0), (10**6, 300.0)])
-def test_each_time_in_a_row_that_a_gpu_hangs_doubles_the_time_until_it_is_asked_about(times: int, for_s: float) -> None:
+def test_each_hang_in_a_row_doubles_the_retry_delay_of_a_gpu(times: int, for_s: float) -> None:
     assert hung_for_s(times) == for_s
 
 
-def test_a_gpu_that_goes_on_hanging_is_asked_about_later_and_later(fake: FakeDriver) -> None:
+def test_gpu_that_still_hangs_is_retried_with_growing_delays(fake: FakeDriver) -> None:
     source = hung(fake)
-    while len(alone(fake)) < 5:
-        fake.look(source)
+    while len(single_questions(fake)) < 5:
+        fake.sample(source)
     asked_s = fake.started_s[2:]
-    apart_s = [after - before - ANSWER_S for before, after in itertools.pairwise(asked_s)]
+    gaps_s = [after - before - ANSWER_S for before, after in itertools.pairwise(asked_s)]
 
-    assert apart_s == [pytest.approx(hung_for_s(times), abs=2 * LOOK_S) for times in (2, 3, 4, 5)]
+    assert gaps_s == [pytest.approx(hung_for_s(times), abs=2 * SAMPLE_S) for times in (2, 3, 4, 5)]
 
 
 @pytest.mark.parametrize(("well_s", "for_s"), [(5.0, hung_for_s(2)), (HUNG_LONGEST_S + 5, hung_for_s(1))])
-def test_a_gpu_that_was_well_for_long_hangs_as_at_first(fake: FakeDriver, well_s: float, for_s: float) -> None:
+def test_retry_delay_restarts_after_a_long_healthy_time(fake: FakeDriver, well_s: float, for_s: float) -> None:
     source = hung(fake)
     fake.hangs_in = set()
     fake.until(source, {"GPU-0": None, "GPU-1": None})
     fake.now_s += well_s
     fake.hangs_in = {1}
     fake.until(source, {"GPU-0": None, "GPU-1": HUNG})
-    began_s, before = fake.now_s, len(alone(fake))
-    while len(alone(fake)) == before:
-        fake.look(source)
+    began_s, before = fake.now_s, len(single_questions(fake))
+    while len(single_questions(fake)) == before:
+        fake.sample(source)
 
-    assert fake.now_s - began_s == pytest.approx(for_s, abs=2 * LOOK_S)
+    assert fake.now_s - began_s == pytest.approx(for_s, abs=2 * SAMPLE_S)
 
 
-def test_all_gpus_may_hang_one_after_another_and_come_back(fake: FakeDriver) -> None:
+def test_all_gpus_may_hang_in_sequence_and_return(fake: FakeDriver) -> None:
     source = hung(fake)
     fake.hangs_in = {0, 1}
     fake.until(source, {"GPU-0": HUNG, "GPU-1": HUNG})
@@ -430,84 +430,84 @@ def test_all_gpus_may_hang_one_after_another_and_come_back(fake: FakeDriver) -> 
     fake.until(source, {"GPU-0": None, "GPU-1": None})
 
 
-def test_a_gpu_that_hung_before_it_told_who_it_is_goes_by_its_number(fake: FakeDriver) -> None:
+def test_gpu_that_hung_before_its_uuid_was_read_has_its_index(fake: FakeDriver) -> None:
     source = fake.source()
     fake.hangs_in = {1}
 
     fake.until(source, {"GPU-0": None, "unidentified-1": HUNG})
 
 
-def test_a_driver_that_was_loaded_anew_is_asked_about_every_gpu_at_once(fake: FakeDriver) -> None:
+def test_reloaded_driver_is_read_with_every_gpu_at_once(fake: FakeDriver) -> None:
     source = hung(fake)
     fake.hangs_in = set()
-    fake.fails = Failed(because="loaded anew", reloaded=True)
-    because = fake.look(source)
+    fake.fails = Failed(because="reloaded", reloaded=True)
+    because = fake.sample(source)
     fake.fails = None
 
-    assert because == "loaded anew"
-    assert fake.look(source) == build.gpus(build.gpu(0), build.gpu(1))
-    assert alone(fake) == []
+    assert because == "reloaded"
+    assert fake.sample(source) == build.gpus(build.gpu(0), build.gpu(1))
+    assert single_questions(fake) == []
 
 
-def test_a_gpu_that_hangs_in_the_driver_that_was_loaded_anew_waits_for_longer(fake: FakeDriver) -> None:
+def test_gpu_that_hangs_in_the_reloaded_driver_has_a_longer_delay(fake: FakeDriver) -> None:
     source = hung(fake)
-    fake.fails = Failed(because="loaded anew", reloaded=True)
-    fake.look(source)
+    fake.fails = Failed(because="reloaded", reloaded=True)
+    fake.sample(source)
     fake.fails = None
     fake.until(source, {"GPU-0": None, "unidentified-1": HUNG})
     began_s = fake.now_s
-    while not alone(fake):
-        fake.look(source)
+    while not single_questions(fake):
+        fake.sample(source)
 
-    assert fake.now_s - began_s == pytest.approx(hung_for_s(2), abs=2 * LOOK_S)
+    assert fake.now_s - began_s == pytest.approx(hung_for_s(2), abs=2 * SAMPLE_S)
 
 
-def test_a_gpu_that_hung_is_left_out_all_the_same_after_a_look_that_failed(fake: FakeDriver) -> None:
+def test_failed_sample_does_not_end_the_skip_of_a_hung_gpu(fake: FakeDriver) -> None:
     source = hung(fake)
     fake.fails = Failed(because="Unknown Error")
-    because = fake.look(source)
+    because = fake.sample(source)
     fake.fails = None
-    found = fake.look(source)
+    found = fake.sample(source)
 
     assert because == "Unknown Error"
     assert isinstance(found, GpuReadings)
     assert [gpu.unknown for gpu in found.gpus] == [None, HUNG]
 
 
-def test_of_the_processes_that_no_signal_ends_a_gpu_has_one(fake: FakeDriver) -> None:
+def test_gpu_has_at_most_one_unkillable_process(fake: FakeDriver) -> None:
     source = hung(fake)
     fake.unkillable = True
     while not source.health().abandoned:
-        fake.look(source)
-    asked = len(alone(fake))
-    looks = [fake.look(source) for _ in range(1000)]
+        fake.sample(source)
+    asked = len(single_questions(fake))
+    samples = [fake.sample(source) for _ in range(1000)]
     fake.unkillable, fake.hangs_in = False, set()
     for process in fake.started[2:]:
         process.ended = True
 
-    assert all(isinstance(look, GpuReadings) for look in looks)
+    assert all(isinstance(sample, GpuReadings) for sample in samples)
     assert (asked, len(fake.started)) == (1, 3)
     fake.until(source, {"GPU-0": None, "GPU-1": None})
 
 
-def test_one_gpu_that_hangs_is_asked_about_at_a_time(fake: FakeDriver) -> None:
+def test_only_one_hung_gpu_is_tried_at_a_time(fake: FakeDriver) -> None:
     fake.gpus = 4
     source = fake.source()
-    fake.look(source)
+    fake.sample(source)
     fake.hangs_in = {0, 1, 2, 3}
     at_once = []
     while fake.now_s < 2000:
-        fake.look(source)
+        fake.sample(source)
         at_once.append(sum(not each.ended and each.asked[0].only is not None for each in fake.started if each.asked))
 
     assert max(at_once) == 1
-    assert {question.only for question in alone(fake)} == {0, 1, 2, 3}
+    assert {question.only for question in single_questions(fake)} == {0, 1, 2, 3}
 
 
-def test_closing_ends_every_process(fake: FakeDriver) -> None:
+def test_close_ends_every_process(fake: FakeDriver) -> None:
     source = hung(fake)
-    while not alone(fake):
-        fake.look(source)
+    while not single_questions(fake):
+        fake.sample(source)
 
     source.close()
 
@@ -519,7 +519,7 @@ def test_closing_ends_every_process(fake: FakeDriver) -> None:
 
 @pytest.fixture
 def start(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """`start(answer_s=…)`: a source whose processes meet the driver to order, and are not left behind."""
+    """`start(answer_s=…)`: a source whose processes use the fake NVIDIA driver. They end with the test."""
     for name, value in driver.environment.items():
         monkeypatch.setenv(name, value)
     with starting(library.DRIVER, monkeypatch) as begin:
@@ -535,7 +535,7 @@ def is_over(pid: int) -> bool:
 
 
 def without_xids(found: GpuReadings) -> GpuReadings:
-    """The same, by a source that waits for no reports."""
+    """The same readings without those of error reports."""
     return replace(
         found,
         gpus=tuple(
@@ -551,7 +551,7 @@ def without_xids(found: GpuReadings) -> GpuReadings:
 
 @needs_compiler
 @pytest.mark.usefixtures("driver_here")
-def test_the_answer_is_that_of_the_driver(start: Start, driver: Driver) -> None:
+def test_isolated_readings_equal_those_of_the_driver(start: Start, driver: Driver) -> None:
     driver.answer(
         Card(utilization=40, compute={7: GIB, 8: GIB}, figures=("nvmlDeviceGetTemperature 0 61",)),
         Card(uuid="GPU-1"),
@@ -569,7 +569,7 @@ def test_the_answer_is_that_of_the_driver(start: Start, driver: Driver) -> None:
 
 
 @needs_compiler
-def test_a_failed_start_names_its_last_line(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_failed_start_reports_its_last_line(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "python"
     broken.write_text(
         "#!/bin/sh\nhead -c 300000 /dev/zero | tr '\\0' x >&2\necho >&2\n"
@@ -588,19 +588,19 @@ ONE_HANGS = "hang 1 nvmlDeviceGetMemoryInfo"
 
 
 def without_one(source: IsolatedDriver) -> GpuReadings | None:
-    """A look that tells of GPU-0, and leaves out the other."""
+    """A sample with GPU-0 which skips the other."""
     found = answered(source)
     return found if found and [gpu.unknown for gpu in found.gpus] == [None, HUNG] else None
 
 
 def whole(source: IsolatedDriver) -> GpuReadings | None:
-    """A look at all of them."""
+    """A sample of all GPUs."""
     found = answered(source)
     return found if found and {gpu.unknown for gpu in found.gpus} == {None} else None
 
 
 @needs_compiler
-def test_a_gpu_that_hangs_is_told_of_as_hung_and_the_others_as_ever(start: Start, driver: Driver) -> None:
+def test_hung_gpu_is_reported_as_hung_and_others_are_read(start: Start, driver: Driver) -> None:
     driver.answer(*BOTH)
     source = start(answer_s=1.5, wait_s=0.5)
     eventually(lambda: whole(source))
@@ -623,7 +623,7 @@ def test_a_gpu_that_hangs_is_told_of_as_hung_and_the_others_as_ever(start: Start
 
 
 @needs_compiler
-def test_a_process_that_is_ended_by_somebody_is_replaced(start: Start, driver: Driver) -> None:
+def test_process_that_was_killed_is_replaced(start: Start, driver: Driver) -> None:
     driver.answer(Card())
     source = start()
     source.read()
@@ -639,7 +639,7 @@ def test_a_process_that_is_ended_by_somebody_is_replaced(start: Start, driver: D
 
 
 @needs_compiler
-def test_a_library_that_was_replaced_is_loaded_by_another_process(start: Start, driver: Driver) -> None:
+def test_replaced_library_is_loaded_by_another_process(start: Start, driver: Driver) -> None:
     driver.answer(Card())
     source = start()
     source.read()
@@ -656,7 +656,7 @@ def test_a_library_that_was_replaced_is_loaded_by_another_process(start: Start, 
 
 @needs_compiler
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_what_ends_the_exporter_is_left_to_the_exporter(number: int, start: Start, driver: Driver) -> None:
+def test_signals_that_stop_the_exporter_are_ignored_by_the_process(number: int, start: Start, driver: Driver) -> None:
     driver.answer(Card())
     source = start()
     source.read()
@@ -671,7 +671,7 @@ def test_what_ends_the_exporter_is_left_to_the_exporter(number: int, start: Star
 
 
 def sent(*messages: protocol.Message) -> bytes:
-    """What a process writes to send these."""
+    """The bytes of these messages."""
     pipe = io.BytesIO()
     for message in messages:
         protocol.send(pipe, message)
@@ -700,16 +700,16 @@ def answers(written: str, *, then: str = "") -> IsolatedDriver:
         ("break", "ended with status 0"),
     ],
     ids=[
-        "by an error of its own",
-        "a library aborts",
-        "it crashes",
-        "a file is cut off",
+        "Python error",
+        "abort",
+        "segmentation fault",
+        "bus error",
         "killed",
         "ended",
-        "by itself",
+        "end of input",
     ],
 )
-def test_why_a_process_that_had_answered_ended_is_told_where_it_knows(end: str, because: str) -> None:
+def test_reason_for_the_end_of_a_process_is_reported(end: str, because: str) -> None:
     program = (
         f"import os, signal, sys\nfor n in range(2):\n  os.read(0, 65536)\n  if n: {end}\n  os.write(1, {ANSWER!r})\n"
         "  print('warning: a library of the driver says', file=sys.stderr, flush=True)"
@@ -722,14 +722,14 @@ def test_why_a_process_that_had_answered_ended_is_told_where_it_knows(end: str, 
 
 
 GARBAGE = {
-    "what a driver prints": b"amdgpu: hello\n",
+    "output of a driver": b"amdgpu: hello\n",
     "half a message": ANSWER[:-9],
     "a question": sent(Question()),
 }
 
 
 @pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE)
-def test_an_answer_that_is_none_costs_the_process(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_answer_ends_the_process(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "RESTART_FIRST_S", 0.05)
     source = answers(repr(said), then="os.close(1)")
 
@@ -745,7 +745,7 @@ def test_an_answer_that_is_none_costs_the_process(said: bytes, monkeypatch: pyte
     assert (source.health().killed, source.health().abandoned) == (0, 0)
 
 
-def test_an_error_that_is_reported_twice_in_the_same_words_counts_twice() -> None:
+def test_equal_error_reports_count_separately() -> None:
     xid = Xid(gpu="GPU-0", code=31)
     source = answers(repr(sent(xid, xid) + ANSWER))
 
@@ -756,7 +756,7 @@ def test_an_error_that_is_reported_twice_in_the_same_words_counts_twice() -> Non
 
 
 @pytest.mark.parametrize("thread", ["driver", "driver-stderr"])
-def test_without_threads_only_this_source_fails(thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_threads_affect_only_this_source(thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
     popen, start = subprocess.Popen, threading.Thread.start
 
@@ -784,11 +784,11 @@ def test_without_threads_only_this_source_fails(thread: str, monkeypatch: pytest
     source.close()
 
 
-# Errors that the driver reports
+# Error reports of the driver
 
 
 def watched(source: IsolatedDriver) -> list[str]:
-    """The GPUs whose reports are waited for."""
+    """The GPUs with a wait for error reports."""
     found = answered(source)
     return [gpu.uuid for gpu in found.gpus if gpu.xids_watched] if found else []
 
@@ -803,7 +803,7 @@ def watching(start: Start, driver: Driver) -> IsolatedDriver:
 
 
 @needs_compiler
-def test_errors_are_counted_by_gpu_and_number(watching: IsolatedDriver, driver: Driver) -> None:
+def test_errors_are_counted_by_gpu_and_code(watching: IsolatedDriver, driver: Driver) -> None:
     driver.answer(*BOTH, but=("xid 0 1 13", "xid 0 2 31", "xid 1 3 79", "xid 0 4 31", "xid 0 5 48"))
 
     assert eventually(lambda: watching.health().xids if len(watching.health().xids) == 3 else None) == {
@@ -814,14 +814,14 @@ def test_errors_are_counted_by_gpu_and_number(watching: IsolatedDriver, driver: 
 
 
 @needs_compiler
-def test_a_number_that_is_none_of_nvidias_is_counted_as_0(watching: IsolatedDriver, driver: Driver) -> None:
+def test_unknown_error_code_is_counted_as_0(watching: IsolatedDriver, driver: Driver) -> None:
     driver.answer(*BOTH, but=("xid 0 2 1000", "xid 0 3 -"))
 
     assert eventually(lambda: watching.health().xids.get(("GPU-0", 0)) == 2)
 
 
 @needs_compiler
-def test_an_error_that_makes_the_driver_hang_is_told_all_the_same(watching: IsolatedDriver, driver: Driver) -> None:
+def test_error_is_reported_while_the_driver_hangs(watching: IsolatedDriver, driver: Driver) -> None:
     watching._wait_s = 0.1
     driver.answer(*BOTH, but=(HANGS,))
     refused(watching)
@@ -833,11 +833,11 @@ def test_an_error_that_makes_the_driver_hang_is_told_all_the_same(watching: Isol
 
 
 @needs_compiler
-def test_a_gpu_that_is_lost_hides_no_report_about_the_others(watching: IsolatedDriver, driver: Driver) -> None:
+def test_lost_gpu_hides_no_report_of_others(watching: IsolatedDriver, driver: Driver) -> None:
     numbers = itertools.count(2)
 
     def counted(gpu: int, *but: str) -> int | None:
-        """How often such an error was counted, which is reported again and again: the wait may just begin anew."""
+        """The count of an error which is reported repeatedly, since the wait may just restart."""
         driver.answer(*BOTH, but=(*but, f"xid {gpu} {next(numbers)} 31"))
         answered(watching)
         return watching.health().xids.get((f"GPU-{gpu}", 31))
@@ -849,7 +849,7 @@ def test_a_gpu_that_is_lost_hides_no_report_about_the_others(watching: IsolatedD
 
 
 @needs_compiler
-def test_counts_outlive_the_driver_and_the_process(watching: IsolatedDriver, driver: Driver) -> None:
+def test_counts_survive_the_driver_and_the_process(watching: IsolatedDriver, driver: Driver) -> None:
     driver.answer(*BOTH, but=("xid 0 2 31",))
     eventually(lambda: watching.health().xids)
 
@@ -867,7 +867,7 @@ def test_counts_outlive_the_driver_and_the_process(watching: IsolatedDriver, dri
 
 @needs_compiler
 @pytest.mark.parametrize(("code", "reason"), [(3, "not_supported"), (4, "no_permission"), (999, "failed")])
-def test_a_gpu_without_reports_says_why(code: int, reason: str, start: Start, driver: Driver) -> None:
+def test_gpu_without_error_reports_has_a_reason(code: int, reason: str, start: Start, driver: Driver) -> None:
     driver.answer(*BOTH, but=(f"error 0 nvmlDeviceRegisterEvents {code}",))
     source = start()
 
@@ -879,7 +879,7 @@ def test_a_gpu_without_reports_says_why(code: int, reason: str, start: Start, dr
 
 
 @needs_compiler
-def test_a_gpu_of_which_waiting_for_its_reports_hangs_hides_none_of_the_others(start: Start, driver: Driver) -> None:
+def test_hanging_wait_of_one_gpu_hides_no_report_of_others(start: Start, driver: Driver) -> None:
     numbers = itertools.count(1)
     hangs = "hang 0 nvmlDeviceRegisterEvents"
 

@@ -1,4 +1,4 @@
-"""GPUs from the NVIDIA driver: the real nvidia-ml-py on a library that answers NVML's own functions."""
+"""GPUs from the NVIDIA driver: the real nvidia-ml-py on a fake NVML library."""
 
 import ctypes
 import threading
@@ -55,7 +55,7 @@ SENSORS = (
     f"{FATAL} 12",
     f"{BAD_TLP} 13",
 )
-"""Every sensor and error counter that there is, each with a value of its own."""
+"""Every sensor and error counter, each with a different value."""
 
 
 def sample(pid: int = 7, sm: int | str = 50, *, at_us: int = 2000) -> Sample:
@@ -73,7 +73,7 @@ def only(found: GpuReadings) -> Gpu:
 
 
 def figures(gpu: Gpu) -> dict[int, float | None] | None:
-    """By what each process is idle or not: the most that any engine did for it."""
+    """The greatest engine use of each process, which decides whether it is idle."""
     return (
         None
         if gpu.processes is None
@@ -86,17 +86,17 @@ def figures(gpu: Gpu) -> dict[int, float | None] | None:
 
 @pytest.fixture
 def gpus(driver_here: Driver) -> NvmlGpus:
-    """A source that has had its first answer: one idle GPU with process 7 on it."""
+    """A source after its first read: one idle GPU with process 7."""
     driver_here.answer(Card(compute={7: GIB}))
     source = NvmlGpus()
     source.read()
     return source
 
 
-# What is read
+# Readings
 
 
-def test_a_gpu_is_read_whole(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_all_values_of_a_gpu_are_read(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(
         Card(
             uuid="GPU-5a1b",
@@ -108,7 +108,7 @@ def test_a_gpu_is_read_whole(gpus: NvmlGpus, driver_here: Driver) -> None:
             samples=(sample(7, 92),),
         )
     )
-    gpus.read()  # a UUID that was not there before: its first answer
+    gpus.read()  # the first read of the new UUID
     driver_here.answer(
         Card(
             uuid="GPU-5a1b",
@@ -140,21 +140,21 @@ def test_a_gpu_is_read_whole(gpus: NvmlGpus, driver_here: Driver) -> None:
     )
 
 
-def test_a_host_without_a_gpu_is_read_as_such(driver_here: Driver) -> None:
+def test_host_without_gpus_is_read(driver_here: Driver) -> None:
     driver_here.answer()
 
     assert NvmlGpus().read() == GpuReadings(source="nvml", gpus=())
 
 
-def test_gpus_are_numbered_as_the_driver_does(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_gpus_have_the_order_of_the_driver(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(*(Card(uuid=f"GPU-{n}") for n in "abc"))
 
     assert [(gpu.index, gpu.uuid) for gpu in gpus.read().gpus] == [(0, "GPU-a"), (1, "GPU-b"), (2, "GPU-c")]
 
 
-def test_which_gpu_is_asked_about_is_told_before_and_that_none_is_however_a_look_ends(driver_here: Driver) -> None:
-    told: list[int | None] = []
-    source = NvmlGpus(announce=told.append)
+def test_current_gpu_is_announced_and_cleared_even_after_an_error(driver_here: Driver) -> None:
+    found: list[int | None] = []
+    source = NvmlGpus(announce=found.append)
     driver_here.answer(Card(), Card(uuid="GPU-1"))
 
     source.read()
@@ -162,10 +162,10 @@ def test_which_gpu_is_asked_about_is_told_before_and_that_none_is_however_a_look
     with pytest.raises(DriverError):
         source.read()
 
-    assert told == [0, 1, None, 0, None]
+    assert found == [0, 1, None, 0, None]
 
 
-def test_a_gpu_that_is_to_be_left_out_is_not_asked_about_and_said_to_hang(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_skipped_gpu_is_not_read_and_reported_as_hung(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(Card(utilization=40), Card(uuid="GPU-1", utilization=40))
 
     first, second = gpus.read(Question(without=frozenset({1}))).gpus
@@ -175,7 +175,7 @@ def test_a_gpu_that_is_to_be_left_out_is_not_asked_about_and_said_to_hang(gpus: 
     assert [gpu.uuid for gpu in gpus.read(Question(only=1)).gpus] == ["GPU-1"]
 
 
-def test_processes_of_all_lists_are_there_once(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_process_on_several_lists_is_listed_once(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(Card(compute={7: GIB, 8: GIB}, graphics={8: GIB, 9: 10}, mps={7: GIB, 10: 20}))
 
     processes = only(gpus.read()).processes
@@ -184,15 +184,15 @@ def test_processes_of_all_lists_are_there_once(gpus: NvmlGpus, driver_here: Driv
     assert [(each.pid, each.memory_bytes) for each in processes] == [(7, GIB), (8, GIB), (9, 10), (10, 20)]
 
 
-def test_memory_that_the_driver_keeps_is_of_the_whole_and_not_free(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_reserved_memory_is_not_free(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(Card(size_bytes=16 * GIB, used_bytes=2 * GIB, reserved_bytes=GIB))
 
-    told = only(gpus.read())
+    found = only(gpus.read())
 
-    assert (told.memory_size_bytes, told.memory_used_bytes, told.memory_free_bytes) == (16 * GIB, 2 * GIB, 13 * GIB)
+    assert (found.memory_size_bytes, found.memory_used_bytes, found.memory_free_bytes) == (16 * GIB, 2 * GIB, 13 * GIB)
 
 
-def test_memory_that_the_driver_does_not_tell_is_unknown_not_zero(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_memory_without_a_value_is_unknown_not_zero(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(Card(compute={7: NOT_AVAILABLE}))
 
     assert only(gpus.read()).processes == (GpuProcess(pid=7, utilization_ratio=0.0, memory_bytes=None),)
@@ -216,7 +216,7 @@ def test_every_engine_of_a_sample_is_read(gpus: NvmlGpus, driver_here: Driver) -
     assert figures(only(gpus.read())) == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
 
 
-def test_an_mps_client_without_a_sample_is_unknown(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_mps_client_without_a_sample_is_unknown(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(Card(compute={7: GIB, 8: GIB}, mps={8: GIB}))
 
     gpu = only(gpus.read())
@@ -225,7 +225,7 @@ def test_an_mps_client_without_a_sample_is_unknown(gpus: NvmlGpus, driver_here: 
     assert gpu.unknown == "the driver's samples do not include every process"
 
 
-def test_a_listed_process_without_a_new_sample_is_measured_idle(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_listed_process_without_a_new_sample_is_idle(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(busy())
     first = gpus.read()
 
@@ -236,7 +236,7 @@ def test_a_listed_process_without_a_new_sample_is_measured_idle(gpus: NvmlGpus, 
     assert only(second).unknown is None
 
 
-def test_each_gpu_has_its_own_place_in_its_samples(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_each_gpu_has_its_own_position_in_its_samples(gpus: NvmlGpus, driver_here: Driver) -> None:
     early = Card(uuid="GPU-0", compute={7: 1}, samples=(sample(7, 10, at_us=2000),))
     late = Card(uuid="GPU-1", compute={8: 1}, samples=(sample(8, 20, at_us=9000),))
     driver_here.answer(early, Card(uuid="GPU-1", compute={8: 1}))
@@ -252,7 +252,7 @@ def test_each_gpu_has_its_own_place_in_its_samples(gpus: NvmlGpus, driver_here: 
     assert [figures(gpu) for gpu in gpus.read().gpus] == [{7: 0.3}, {8: 0.4}]
 
 
-def test_what_the_driver_had_sampled_before_the_first_look_is_unknown(driver_here: Driver) -> None:
+def test_samples_from_before_the_first_read_are_unknown(driver_here: Driver) -> None:
     driver_here.answer(busy())
     source = NvmlGpus()
 
@@ -263,14 +263,14 @@ def test_what_the_driver_had_sampled_before_the_first_look_is_unknown(driver_her
     assert figures(second) == {7: 0.0}
 
 
-def test_samples_over_100_percent_and_of_unlisted_processes_are_dropped(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_samples_over_100_percent_or_of_unlisted_processes_are_dropped(gpus: NvmlGpus, driver_here: Driver) -> None:
     found = sample(7, 30), sample(7, 2147483632), sample(8, 101), sample(0, 0), sample(9, 80)
     driver_here.answer(Card(compute={7: 1, 8: 1}, samples=found))
 
     assert figures(only(gpus.read())) == {7: 0.3, 8: None}
 
 
-def test_a_made_up_timestamp_hides_nothing_that_follows(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_invalid_timestamp_does_not_hide_later_samples(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(Card(compute={7: 1}, samples=(sample(7, 30), sample(9, 5, at_us=2**63))))
     gpus.read()
     driver_here.answer(Card(compute={7: 1}, samples=(sample(7, 30), sample(7, 40, at_us=2001))))
@@ -279,12 +279,12 @@ def test_a_made_up_timestamp_hides_nothing_that_follows(gpus: NvmlGpus, driver_h
 
 
 def since(at_us: int, *percents: int) -> tuple[tuple[int, int], ...]:
-    """Samples of the GPU, one each 200 ms from then on, as an H100 keeps them."""
+    """Samples of the GPU every 200 ms from then on, as on an H100."""
     return tuple((at_us + 200_000 * number, percent) for number, percent in enumerate(percents, start=1))
 
 
-def test_a_load_that_comes_and_goes_within_a_look_is_not_taken_for_hidden(driver_here: Driver) -> None:
-    # Read off an H100 with R580, a look each second: the rate is of the last 200 ms, a process's sample of the second.
+def test_short_load_within_one_sample_does_not_count_as_unattributed(driver_here: Driver) -> None:
+    # Measured on an H100 with R580, once a second: the rate covers 200 ms, a process sample one second.
     resting = Card(compute={7: GIB}, gpu_samples=since(0, 0, 0, 0, 0, 0))
     driver_here.answer(resting)
     gpus = NvmlGpus()
@@ -304,7 +304,7 @@ def test_a_load_that_comes_and_goes_within_a_look_is_not_taken_for_hidden(driver
     assert figures(at_rest) == {7: 0.08}
 
 
-def test_the_gpus_samples_are_read_again_where_a_process_has_a_newer_one(driver_here: Driver) -> None:
+def test_gpu_samples_are_read_again_if_a_process_has_a_newer_one(driver_here: Driver) -> None:
     driver_here.answer(Card(compute={7: GIB}, gpu_samples=since(0, 0)))
     gpus = NvmlGpus()
     gpus.read()
@@ -322,7 +322,7 @@ def test_the_gpus_samples_are_read_again_where_a_process_has_a_newer_one(driver_
 
 
 @pytest.mark.parametrize("why", ["error 0 nvmlDeviceGetSamples 3", "error 0 nvmlDeviceGetSamples 999"])
-def test_a_gpu_that_does_not_tell_its_samples_is_as_busy_as_in_its_last_period(why: str, driver_here: Driver) -> None:
+def test_gpu_without_samples_has_the_utilisation_of_the_last_period(why: str, driver_here: Driver) -> None:
     card = Card(compute={7: GIB}, utilization=60, gpu_samples=since(0, 10, 10))
     driver_here.answer(card, but=(why,))
     gpus = NvmlGpus()
@@ -332,18 +332,18 @@ def test_a_gpu_that_does_not_tell_its_samples_is_as_busy_as_in_its_last_period(w
     assert (found.utilization_ratio, found.unknown) == (0.6, None)
 
 
-def test_a_driver_whose_clock_was_set_back_is_read_again_before_long(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_driver_with_a_clock_set_back_is_read_again_after_10_samples(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(busy(utilization=90, at_us=10**15))
     gpus.read()
 
-    def answered(looks: int) -> bool:
-        driver_here.answer(busy(utilization=90, at_us=5000 + looks))
+    def answered(samples: int) -> bool:
+        driver_here.answer(busy(utilization=90, at_us=5000 + samples))
         return figures(only(gpus.read())) == {7: 0.9}
 
-    assert next(looks for looks in range(20) if answered(looks)) == 11
+    assert next(samples for samples in range(20) if answered(samples)) == 11
 
 
-# Figures that the driver refuses
+# Values that the driver refuses
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_a_driver_whose_clock_was_set_back_is_read_again_before_long(gpus: NvmlG
         pytest.param(f"{RATES} 3", {"utilization_ratio"}, "utilisation: Not Supported",
                      {"utilization": "not_supported"}, id="no utilisation"),
         pytest.param(f"{RATES} 10", {"utilization_ratio"}, "utilisation: Timeout", {"utilization": "timeout"},
-                     id="no utilisation in time"),
+                     id="utilisation times out"),
         pytest.param(f"{SIZES} 3", {"memory_used_bytes", "memory_size_bytes"}, "memory: Not Supported",
                      {"memory": "not_supported"}, id="no memory"),
         pytest.param(f"{SIZES} 999", {"memory_used_bytes", "memory_size_bytes"}, "memory: Unknown Error",
@@ -374,16 +374,16 @@ def test_a_driver_whose_clock_was_set_back_is_read_again_before_long(gpus: NvmlG
             {"processes"},
             "list of compute processes: Function Not Found: it needs driver R510 or later",
             {"processes": "not_supported"},
-            id="an old driver",
+            id="old driver",
         ),
         pytest.param(f"{GRAPHICS} 999", {"processes"}, "list of graphics processes: Unknown Error",
                      {"processes": "failed"}, id="one list"),
-        pytest.param(f"{GRAPHICS} 3", set(), None, {}, id="a GPU that cannot draw has no such list"),
-        pytest.param(f"{MPS} 13", set(), None, {}, id="a driver that knows no MPS has no such list"),
-        pytest.param("nvmlDeviceGetMigMode 999", set(), None, {}, id="MIG cannot be asked for"),
+        pytest.param(f"{GRAPHICS} 3", set(), None, {}, id="GPU without graphics"),
+        pytest.param(f"{MPS} 13", set(), None, {}, id="driver without MPS"),
+        pytest.param("nvmlDeviceGetMigMode 999", set(), None, {}, id="MIG mode unreadable"),
     ],
 )  # fmt: skip
-def test_what_the_driver_refuses_is_unknown_and_costs_nothing_else(
+def test_refused_value_is_unknown_and_others_are_read(
     refused: str,
     lost: set[str],
     because: str | None,
@@ -402,7 +402,7 @@ def test_what_the_driver_refuses_is_unknown_and_costs_nothing_else(
     assert gpu.figures.unknown == UNSUPPORTED | counted
 
 
-def test_a_utilisation_over_all_of_its_time_is_unknown_with_its_reason(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_impossible_utilisation_is_unknown_with_a_reason(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(Card(utilization=150))
 
     gpu = only(gpus.read())
@@ -412,7 +412,7 @@ def test_a_utilisation_over_all_of_its_time_is_unknown_with_its_reason(gpus: Nvm
 
 
 @pytest.mark.parametrize("count", [0, calls.ROOM, calls.ROOM + 1, 5 * calls.ROOM])
-def test_a_list_is_read_whole_however_long_it_is(count: int, gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_list_of_any_length_is_read_completely(count: int, gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(Card(compute=dict.fromkeys(range(1, count + 1), GIB), graphics={9999: 5}))
 
     assert {each.pid: each.memory_bytes for each in only(gpus.read()).processes or ()} == {
@@ -421,7 +421,7 @@ def test_a_list_is_read_whole_however_long_it_is(count: int, gpus: NvmlGpus, dri
     }
 
 
-def test_what_is_remembered_of_a_list_is_what_it_said_then(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_kept_list_has_its_content_of_that_time(gpus: NvmlGpus, driver_here: Driver) -> None:
     found = []
     for size in (GIB, 2 * GIB, GIB):
         for kind in ("compute", "mps"):
@@ -431,13 +431,13 @@ def test_what_is_remembered_of_a_list_is_what_it_said_then(gpus: NvmlGpus, drive
     assert found == [(size, ratio) for size in (GIB, 2 * GIB, GIB) for ratio in (0.0, None)]
 
 
-def test_processes_stay_listed_with_their_memory_while_their_samples_fail(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_processes_keep_their_memory_while_samples_fail(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(busy(), but=(f"error 0 {SAMPLES} 3",))
 
     assert only(gpus.read()).processes == (GpuProcess(pid=7, utilization_ratio=None, memory_bytes=GIB),)
 
 
-def test_samples_that_failed_for_a_look_are_read_on_where_they_stood(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_samples_are_read_from_the_same_position_after_a_failure(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(busy(), but=(f"error 0 {SAMPLES} 999",))
     gpus.read()
     driver_here.answer(busy())
@@ -449,11 +449,11 @@ def test_samples_that_failed_for_a_look_are_read_on_where_they_stood(gpus: NvmlG
     ("function", "times", "known"),
     [
         *((SAMPLES, times, known) for times, known in ((1, True), (2, True), (3, False))),
-        # Each time it is asked for twice: into the room that there is, and into what it said that it needs.
+        # Each read asks twice: with the current size, and with the size that the driver requires.
         *((COMPUTE, times, known) for times, known in ((1, True), (5, True), (6, False))),
     ],
 )
-def test_a_growing_list_is_bounded(function: str, times: int, known: bool, gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_growing_list_is_bounded(function: str, times: int, known: bool, gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(busy(), but=(f"grow 0 {function} {times}",))
 
     gpu = only(gpus.read())
@@ -463,7 +463,7 @@ def test_a_growing_list_is_bounded(function: str, times: int, known: bool, gpus:
     assert known or "Insufficient Size" in str(gpu.unknown)
 
 
-def test_lists_of_a_shape_that_the_package_does_not_know_are_not_believed(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_lists_of_an_unknown_layout_are_rejected(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(Card(utilization=50, compute={7: GIB, 0: 4242}))
 
     gpu = only(gpus.read())
@@ -472,13 +472,13 @@ def test_lists_of_a_shape_that_the_package_does_not_know_are_not_believed(gpus: 
     assert gpu.unknown == "its lists have impossible pids: update the driver"
 
 
-def test_a_utilisation_over_100_percent_is_no_measurement(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_utilisation_over_100_percent_is_unknown(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(Card(utilization=101))
 
     assert only(gpus.read()).utilization_ratio is None
 
 
-def test_a_gpu_in_mig_mode_says_so_and_only_its_memory_is_known(driver_here: Driver) -> None:
+def test_gpu_in_mig_mode_has_only_its_memory(driver_here: Driver) -> None:
     driver_here.answer(Card(mig=True, utilization=50, used_bytes=GIB, compute={7: GIB}), but=(f"error 0 {RATES} 3",))
 
     gpu = only(NvmlGpus().read())
@@ -489,7 +489,7 @@ def test_a_gpu_in_mig_mode_says_so_and_only_its_memory_is_known(driver_here: Dri
 
 # Instances of a GPU
 
-CUT = Card(
+PARTITIONED = Card(
     mig=True,
     used_bytes=3 * GIB,
     instances=(
@@ -499,33 +499,33 @@ CUT = Card(
 )
 
 
-def test_one_that_cannot_be_cut_is_asked_again_only_once_it_comes_back(driver_here: Driver) -> None:
+def test_gpu_without_mig_is_asked_again_only_after_it_returns(driver_here: Driver) -> None:
     source = NvmlGpus()
     driver_here.answer(Card())
     source.read()
 
-    driver_here.answer(CUT)
+    driver_here.answer(PARTITIONED)
     remembered = source.read().gpus
-    driver_here.answer(CUT, but=("error 0 * 15",))
+    driver_here.answer(PARTITIONED, but=("error 0 * 15",))
     source.read()
-    driver_here.answer(CUT)
+    driver_here.answer(PARTITIONED)
 
     assert [gpu.uuid for gpu in remembered] == ["GPU-0"]
     assert [gpu.uuid for gpu in source.read().gpus] == ["GPU-0", "MIG-a", "MIG-b"]
 
 
-def test_one_that_could_not_tell_whether_it_is_cut_is_asked_again_at_the_next_look(driver_here: Driver) -> None:
+def test_failed_mig_query_is_repeated_in_the_next_sample(driver_here: Driver) -> None:
     source = NvmlGpus()
-    driver_here.answer(CUT, but=("error 0 nvmlDeviceGetMigMode 999",))
+    driver_here.answer(PARTITIONED, but=("error 0 nvmlDeviceGetMigMode 999",))
     source.read()
 
-    driver_here.answer(CUT)
+    driver_here.answer(PARTITIONED)
 
     assert [gpu.uuid for gpu in source.read().gpus] == ["GPU-0", "MIG-a", "MIG-b"]
 
 
 def test_instances_have_memory_and_processes_and_no_utilisation(driver_here: Driver) -> None:
-    driver_here.answer(CUT, Card(uuid="GPU-1"))
+    driver_here.answer(PARTITIONED, Card(uuid="GPU-1"))
 
     whole, first, second, other = NvmlGpus().read().gpus
 
@@ -551,7 +551,7 @@ def test_instances_have_memory_and_processes_and_no_utilisation(driver_here: Dri
     assert second.names == ("MIG-b", "0:3", "MIG-GPU-0/9/0")
 
 
-def test_compute_instances_that_share_memory_have_their_own_processes_each(driver_here: Driver) -> None:
+def test_compute_instances_with_shared_memory_have_their_own_processes(driver_here: Driver) -> None:
     everyone: dict[int, int | str] = {7: f"{GIB} 5 0", 8: f"{GIB} 5 1", 9: f"{GIB} 4 0"}
     parts = (
         Instance(uuid=f"MIG-{n}", gpu_instance=5, compute_instance=n, number=n, used_bytes=2 * GIB, compute=everyone)
@@ -571,12 +571,14 @@ def test_compute_instances_that_share_memory_have_their_own_processes_each(drive
 @pytest.mark.parametrize(
     ("refused", "processes", "memory_bytes", "because", "counted"),
     [
-        (f"{COMPUTE} 999", None, GIB, "list of compute processes: Unknown Error", {"processes": "failed"}),
-        (f"{SIZES} 999", [7, 8], None, "the utilisation of an instance of a GPU is not read; memory: Unknown Error",
-         {"memory": "failed"}),
+        pytest.param(f"{COMPUTE} 999", None, GIB, "list of compute processes: Unknown Error", {"processes": "failed"},
+                     id="processes"),
+        pytest.param(f"{SIZES} 999", [7, 8], None,
+                     "the utilisation of an instance of a GPU is not read; memory: Unknown Error",
+                     {"memory": "failed"}, id="memory"),
     ],
 )  # fmt: skip
-def test_what_is_refused_of_one_instance_is_unknown_and_costs_no_other(
+def test_refused_value_of_one_instance_does_not_affect_others(
     refused: str,
     processes: list[int] | None,
     memory_bytes: int | None,
@@ -584,7 +586,7 @@ def test_what_is_refused_of_one_instance_is_unknown_and_costs_no_other(
     counted: dict[str, str],
     driver_here: Driver,
 ) -> None:
-    driver_here.answer(CUT, but=(f"error 100 {refused}",))
+    driver_here.answer(PARTITIONED, but=(f"error 100 {refused}",))
 
     _, first, second = NvmlGpus().read().gpus
 
@@ -595,13 +597,13 @@ def test_what_is_refused_of_one_instance_is_unknown_and_costs_no_other(
     assert (second.processes, second.memory_size_bytes, second.figures.unknown) == ((), 4 * GIB, {})
 
 
-def test_a_lost_gpu_takes_its_instances_along_and_no_others(driver_here: Driver) -> None:
+def test_lost_gpu_removes_only_its_own_instances(driver_here: Driver) -> None:
     other = Card(uuid="GPU-1", mig=True, instances=(Instance(uuid="MIG-c", gpu_instance=1),))
-    driver_here.answer(CUT, other)
+    driver_here.answer(PARTITIONED, other)
     source = NvmlGpus()
     source.read()
 
-    driver_here.answer(CUT, other, but=("error 0 * 15",))
+    driver_here.answer(PARTITIONED, other, but=("error 0 * 15",))
 
     assert [gpu.uuid for gpu in source.read().gpus] == ["GPU-0", "GPU-1", "MIG-c"]
 
@@ -632,13 +634,13 @@ def test_sensors_and_error_counters_are_read_in_base_units(driver_here: Driver) 
     )
 
 
-def test_clocks_that_nothing_holds_down_are_measured_so(driver_here: Driver) -> None:
+def test_no_throttling_is_a_measured_value(driver_here: Driver) -> None:
     driver_here.answer(Card(figures=(f"{THROTTLE} 0 0",)))
 
     assert only(NvmlGpus().read()).figures.throttled == []
 
 
-def test_a_reason_that_a_later_driver_adds_hides_none_of_the_others(driver_here: Driver) -> None:
+def test_unknown_throttle_reason_hides_no_other(driver_here: Driver) -> None:
     driver_here.answer(Card(figures=(f"{THROTTLE} 0 {0x8 | 1 << 40}",)))
 
     assert only(NvmlGpus().read()).figures.throttled == ["hw_slowdown"]
@@ -662,10 +664,10 @@ def test_a_reason_that_a_later_driver_adds_hides_none_of_the_others(driver_here:
             id="rows",
         ),
         pytest.param("nvmlDeviceGetPcieReplayCounter", {"pcie_replays"}, {"pcie_replays"}, id="PCI Express"),
-        pytest.param(FIELDS, {"pcie_errors"}, {"pcie_errors"}, id="errors of PCI Express"),
+        pytest.param(FIELDS, {"pcie_errors"}, {"pcie_errors"}, id="PCI Express errors"),
     ],
 )
-def test_a_sensor_that_is_refused_is_unknown_with_its_reason_and_costs_nothing_else(
+def test_refused_sensor_is_unknown_with_a_reason_and_others_are_read(
     function: str, gone: set[str], figures: set[str], code: int, reason: str, driver_here: Driver
 ) -> None:
     driver_here.answer(Card(utilization=30, figures=SENSORS), but=(f"error 0 {function} {code}",))
@@ -678,7 +680,7 @@ def test_a_sensor_that_is_refused_is_unknown_with_its_reason_and_costs_nothing_e
 
 
 @pytest.mark.parametrize(
-    ("figure", "told"),
+    ("figure", "found"),
     [
         ("temperature_celsius", f"{TEMPERATURE} 0 -"),
         ("temperature_celsius", f"{TEMPERATURE} 0 251"),
@@ -693,14 +695,14 @@ def test_a_sensor_that_is_refused_is_unknown_with_its_reason_and_costs_nothing_e
         ("remapped_rows", f"{ROWS} 0 0 0 2 0"),
     ],
 )
-def test_a_figure_that_no_gpu_can_have_is_unknown(figure: str, told: str, driver_here: Driver) -> None:
-    call = told.rpartition(" ")[0] if not told.startswith(ROWS) else ROWS
-    driver_here.answer(Card(figures=(told, *(each for each in SENSORS if not each.startswith(call)))))
+def test_impossible_sensor_value_is_unknown(figure: str, found: str, driver_here: Driver) -> None:
+    call = found.rpartition(" ")[0] if not found.startswith(ROWS) else ROWS
+    driver_here.answer(Card(figures=(found, *(each for each in SENSORS if not each.startswith(call)))))
 
     assert only(NvmlGpus().read()).figures.unknown == {figure: "impossible"}
 
 
-def test_what_is_not_supported_is_asked_again_only_of_a_driver_that_was_loaded_anew(driver_here: Driver) -> None:
+def test_unsupported_sensors_are_tried_again_only_in_a_reloaded_driver(driver_here: Driver) -> None:
     source = NvmlGpus()
     driver_here.answer(Card())
     source.read()
@@ -711,13 +713,13 @@ def test_what_is_not_supported_is_asked_again_only_of_a_driver_that_was_loaded_a
     driver_here.answer(Card(figures=SENSORS), session=2)
     with pytest.raises(DriverError):
         source.read()
-    anew = only(source.read()).figures
+    reloaded = only(source.read()).figures
 
     assert remembered == GpuFigures(unknown=UNSUPPORTED)
-    assert anew.unknown == {}
+    assert reloaded.unknown == {}
 
 
-def test_a_sensor_that_failed_once_is_asked_again_at_the_next_look(driver_here: Driver) -> None:
+def test_failed_sensor_is_read_again_in_the_next_sample(driver_here: Driver) -> None:
     source = NvmlGpus()
     driver_here.answer(Card(figures=SENSORS), but=(f"error 0 {TEMPERATURE} 10",))
     source.read()
@@ -727,16 +729,16 @@ def test_a_sensor_that_failed_once_is_asked_again_at_the_next_look(driver_here: 
     assert only(source.read()).figures.temperature_celsius == 61.0
 
 
-def test_sensors_are_asked_for_at_every_fifth_look_and_told_at_each(driver_here: Driver) -> None:
-    source, told = NvmlGpus(), []
+def test_sensors_are_read_every_fifth_sample_and_published_in_each(driver_here: Driver) -> None:
+    source, found = NvmlGpus(), []
     for degrees in range(41, 52):
         driver_here.answer(Card(figures=(f"{TEMPERATURE} 0 {degrees}", *SENSORS)))
-        told.append(only(source.read()).figures.temperature_celsius)
+        found.append(only(source.read()).figures.temperature_celsius)
 
-    assert told == [41.0] * 5 + [46.0] * 5 + [51.0]
+    assert found == [41.0] * 5 + [46.0] * 5 + [51.0]
 
 
-def test_error_counters_are_asked_for_at_every_tenth_look_and_told_at_each(driver_here: Driver) -> None:
+def test_error_counters_are_read_every_tenth_sample_and_published_in_each(driver_here: Driver) -> None:
     source = NvmlGpus()
     driver_here.answer(Card(figures=(f"{ECC} 0 3",)))
     first = only(source.read()).figures.ecc_corrected
@@ -745,30 +747,30 @@ def test_error_counters_are_asked_for_at_every_tenth_look_and_told_at_each(drive
     assert [first, *(only(source.read()).figures.ecc_corrected for _ in range(10))] == [3] * 10 + [4]
 
 
-# Errors on the PCI Express link
+# PCI Express errors
 
 
 @pytest.mark.parametrize(
     ("figures", "counts", "unknown"),
     [
-        pytest.param((f"{FATAL} 0",), {"fatal": 0}, None, id="one that the GPU does not have"),
-        pytest.param((f"{FATAL} 3", f"{CORRECTABLE} 0 3 2"), {"fatal": 3}, None, id="an older driver's unknown number"),
-        pytest.param((f"{CORRECTABLE} 7 3 4", f"{FATAL} 3"), {"fatal": 3}, "no_permission", id="one is not permitted"),
-        pytest.param((f"{CORRECTABLE} 7 3 10", f"{FATAL} 3"), {"fatal": 3}, "timeout", id="one is late"),
-        pytest.param((f"{CORRECTABLE} 7 3 21", f"{FATAL} 3"), {"fatal": 3}, "no_data", id="one has no data"),
-        pytest.param((f"{CORRECTABLE} 7 3 999", f"{FATAL} 3"), {"fatal": 3}, "failed", id="one fails"),
-        pytest.param((f"{FATAL} 3 3 4",), None, "no_permission", id="all are refused"),
-        pytest.param((f"{FATAL} -",), None, "impossible", id="none can be"),
+        pytest.param((f"{FATAL} 0",), {"fatal": 0}, None, id="counter the GPU does not have"),
+        pytest.param((f"{FATAL} 3", f"{CORRECTABLE} 0 3 2"), {"fatal": 3}, None, id="counter unknown to the driver"),
+        pytest.param((f"{CORRECTABLE} 7 3 4", f"{FATAL} 3"), {"fatal": 3}, "no_permission", id="one not permitted"),
+        pytest.param((f"{CORRECTABLE} 7 3 10", f"{FATAL} 3"), {"fatal": 3}, "timeout", id="one counter times out"),
+        pytest.param((f"{CORRECTABLE} 7 3 21", f"{FATAL} 3"), {"fatal": 3}, "no_data", id="one counter has no data"),
+        pytest.param((f"{CORRECTABLE} 7 3 999", f"{FATAL} 3"), {"fatal": 3}, "failed", id="one counter fails"),
+        pytest.param((f"{FATAL} 3 3 4",), None, "no_permission", id="all counters refused"),
+        pytest.param((f"{FATAL} -",), None, "impossible", id="impossible value"),
     ],
 )
-def test_a_missing_count_costs_itself_and_says_why_unless_the_gpu_has_none(
+def test_missing_counter_has_a_reason_unless_the_gpu_has_none(
     figures: tuple[str, ...], counts: dict[str, int] | None, unknown: str | None, driver_here: Driver
 ) -> None:
     driver_here.answer(Card(figures=figures))
 
-    told = only(NvmlGpus().read()).figures
+    found = only(NvmlGpus().read()).figures
 
-    assert (told.pcie_errors, told.unknown.get("pcie_errors")) == (counts, unknown)
+    assert (found.pcie_errors, found.unknown.get("pcie_errors")) == (counts, unknown)
 
 
 @pytest.mark.parametrize(
@@ -780,22 +782,22 @@ def test_a_missing_count_costs_itself_and_says_why_unless_the_gpu_has_none(
         pytest.param(5, pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG, 5, id="signed long long"),
         pytest.param(5 + (99 << 32), pynvml.NVML_VALUE_TYPE_SIGNED_INT, 5, id="int, garbage above it"),
         pytest.param("-", pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, None, id="not available"),
-        pytest.param("-", pynvml.NVML_VALUE_TYPE_SIGNED_INT, None, id="less than none"),
-        pytest.param(2**32 - 1, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, None, id="not available, made longer"),
-        pytest.param(4617315517961601024, pynvml.NVML_VALUE_TYPE_DOUBLE, None, id="a double, 5.0"),
-        pytest.param(5, 99, None, id="a type that there is not"),
+        pytest.param("-", pynvml.NVML_VALUE_TYPE_SIGNED_INT, None, id="negative"),
+        pytest.param(2**32 - 1, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, None, id="not available, as a longer type"),
+        pytest.param(4617315517961601024, pynvml.NVML_VALUE_TYPE_DOUBLE, None, id="double, 5.0"),
+        pytest.param(5, 99, None, id="unknown type"),
     ],
 )
-def test_a_count_has_the_type_it_says(stands: int | str, kind: int, count: int | None, driver_here: Driver) -> None:
+def test_counter_is_read_by_its_type(stands: int | str, kind: int, count: int | None, driver_here: Driver) -> None:
     driver_here.answer(Card(figures=(f"{CORRECTABLE} {stands} {kind}", f"{FATAL} 0")))
 
-    told = only(NvmlGpus().read()).figures
+    found = only(NvmlGpus().read()).figures
 
-    assert told.pcie_errors == ({"fatal": 0} if count is None else {"correctable": count, "fatal": 0})
-    assert told.unknown.get("pcie_errors") == ("impossible" if count is None else None)
+    assert found.pcie_errors == ({"fatal": 0} if count is None else {"correctable": count, "fatal": 0})
+    assert found.unknown.get("pcie_errors") == ("impossible" if count is None else None)
 
 
-def test_counts_go_on_and_one_that_failed_is_told_once_it_is_answered(driver_here: Driver) -> None:
+def test_counter_that_failed_is_published_after_it_succeeds(driver_here: Driver) -> None:
     source = NvmlGpus()
     driver_here.answer(Card(figures=(f"{CORRECTABLE} 7 3 10", f"{FATAL} 3")))
     first = only(source.read()).figures
@@ -809,7 +811,7 @@ def test_counts_go_on_and_one_that_failed_is_told_once_it_is_answered(driver_her
     assert "pcie_errors" not in later[-1].unknown
 
 
-def test_a_count_that_the_gpu_does_not_have_is_not_asked_for_again(driver_here: Driver) -> None:
+def test_counter_that_the_gpu_does_not_have_is_not_read_again(driver_here: Driver) -> None:
     source = NvmlGpus()
     driver_here.answer(Card(figures=(f"{FATAL} 3",)))
     source.read()
@@ -821,7 +823,7 @@ def test_a_count_that_the_gpu_does_not_have_is_not_asked_for_again(driver_here: 
 
 
 @pytest.mark.parametrize(("code", "because"), [(15, "GPU is lost"), (16, "GPU requires restart")])
-def test_a_gpu_of_which_a_count_says_that_it_is_lost_is_lost(code: int, because: str, driver_here: Driver) -> None:
+def test_gpu_is_lost_if_a_counter_says_so(code: int, because: str, driver_here: Driver) -> None:
     driver_here.answer(
         Card(figures=(f"{FATAL} 3 3 {code}", f"{CORRECTABLE} 3")), Card(uuid="GPU-1", figures=(f"{FATAL} 3",))
     )
@@ -832,7 +834,7 @@ def test_a_gpu_of_which_a_count_says_that_it_is_lost_is_lost(code: int, because:
     assert other.figures.pcie_errors == {"fatal": 3}
 
 
-def test_a_gpu_that_is_lost_while_its_sensors_are_read_has_no_figure_left_over(driver_here: Driver) -> None:
+def test_gpu_lost_while_its_sensors_are_read_has_no_values(driver_here: Driver) -> None:
     source = NvmlGpus()
     driver_here.answer(Card(figures=SENSORS), Card(uuid="GPU-1", figures=SENSORS))
     for _ in range(sensors.SENSOR_LOOKS):
@@ -845,10 +847,10 @@ def test_a_gpu_that_is_lost_while_its_sensors_are_read_has_no_figure_left_over(d
     assert other.figures.temperature_celsius == 61.0
 
 
-# GPUs and drivers that go
+# GPUs and drivers that disappear
 
 
-def test_a_name_that_is_no_text_is_told_as_far_as_it_goes_and_costs_nobody_else(driver_here: Driver) -> None:
+def test_invalid_name_is_escaped_and_does_not_affect_others(driver_here: Driver) -> None:
     part = Instance(uuid="MIG-1", gpu_instance=1, name="Odd part")
     driver_here.answer(Card(name="Odd GPU", mig=True, instances=(part,)), Card(uuid="GPU-1", name="Test GPU"))
     whole = driver_here.script.with_suffix(".whole")
@@ -861,22 +863,20 @@ def test_a_name_that_is_no_text_is_told_as_far_as_it_goes_and_costs_nobody_else(
 @pytest.mark.parametrize(
     ("failing", "lost", "because", "counted"),
     [
-        pytest.param("* 15", True, "GPU is lost", {}, id="fallen off the bus"),
-        pytest.param(
-            "nvmlDeviceGetHandleByIndex 999", None, "Unknown Error", {"gpu": "failed"}, id="it does not answer"
-        ),
+        pytest.param("* 15", True, "GPU is lost", {}, id="off the bus"),
+        pytest.param("nvmlDeviceGetHandleByIndex 999", None, "Unknown Error", {"gpu": "failed"}, id="no answer"),
         pytest.param(
             "* 4",
             None,
             "Insufficient Permissions: the exporter's user needs to open /dev/nvidiactl and /dev/nvidia*",
             {"gpu": "no_permission"},
-            id="it is refused to us",
+            id="no permission",
         ),
-        pytest.param(f"{RATES} 15", True, "GPU is lost", {}, id="in the middle of a look"),
-        pytest.param(f"{SAMPLES} 16", True, "GPU requires restart", {}, id="it needs a reset"),
+        pytest.param(f"{RATES} 15", True, "GPU is lost", {}, id="during a sample"),
+        pytest.param(f"{SAMPLES} 16", True, "GPU requires restart", {}, id="needs a reset"),
     ],
 )
-def test_a_lost_gpu_keeps_its_name_and_costs_its_own_figures_only(
+def test_lost_gpu_keeps_its_name_and_does_not_affect_others(
     failing: str,
     lost: bool | None,
     because: str,
@@ -906,7 +906,7 @@ def test_a_lost_gpu_keeps_its_name_and_costs_its_own_figures_only(
     assert (second.utilization_ratio, second.processes, second.unknown, second.lost) == (0.3, (), None, False)
 
 
-def test_a_gpu_that_was_lost_from_the_beginning_is_on_the_list_all_the_same(driver_here: Driver) -> None:
+def test_gpu_lost_from_the_start_is_listed(driver_here: Driver) -> None:
     driver_here.answer(Card(), Card(uuid="GPU-1"), but=("error 1 * 15",))
 
     lost = NvmlGpus().read().gpus[1]
@@ -914,7 +914,7 @@ def test_a_gpu_that_was_lost_from_the_beginning_is_on_the_list_all_the_same(driv
     assert (lost.uuid, lost.index, lost.unknown) == ("unidentified-1", 1, "GPU is lost")
 
 
-def test_a_gpu_that_comes_back_begins_anew(gpus: NvmlGpus, driver_here: Driver) -> None:
+def test_returned_gpu_restarts_its_samples(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(busy(), but=("error 0 * 15",))
     gpus.read()
     driver_here.answer(busy())
@@ -928,20 +928,20 @@ def test_a_gpu_that_comes_back_begins_anew(gpus: NvmlGpus, driver_here: Driver) 
 @pytest.mark.parametrize(
     ("but", "session", "because"),
     [
-        pytest.param([], 2, "Uninitialized", id="it was loaded anew"),
-        pytest.param(["error - * 9"], 1, "Driver Not Loaded", id="its module is gone"),
-        pytest.param([f"error 0 {RATES} 1"], 1, "Uninitialized", id="in the middle of a look"),
+        pytest.param([], 2, "Uninitialized", id="reloaded"),
+        pytest.param(["error - * 9"], 1, "Driver Not Loaded", id="module removed"),
+        pytest.param([f"error 0 {RATES} 1"], 1, "Uninitialized", id="during a sample"),
         pytest.param(
             ["error - * 18"],
             1,
             "RM has detected an NVML/RM version mismatch: its library and its kernel module have different versions, "
             "reload the module or reboot",
-            id="another version was installed",
+            id="other version installed",
         ),
-        pytest.param(["error - nvmlDeviceGetCount 999"], 1, "Unknown Error", id="it fails altogether"),
+        pytest.param(["error - nvmlDeviceGetCount 999"], 1, "Unknown Error", id="every call fails"),
     ],
 )
-def test_a_driver_that_goes_costs_every_gpu_and_is_initialised_again_at_the_next_look(
+def test_driver_that_disappears_fails_the_sample_and_is_initialised_in_the_next(
     but: list[str], session: int, because: str, gpus: NvmlGpus, driver_here: Driver
 ) -> None:
     driver_here.answer(busy(), but=tuple(but), session=session)
@@ -957,7 +957,7 @@ def test_a_driver_that_goes_costs_every_gpu_and_is_initialised_again_at_the_next
     assert figures(only(gpus.read())) == {7: 0.5}
 
 
-def test_a_driver_that_is_not_there_yet_is_asked_again_at_each_look(driver_here: Driver) -> None:
+def test_missing_driver_is_tried_in_each_sample(driver_here: Driver) -> None:
     driver_here.answer(Card(), but=("error - nvmlInitWithFlags 9",))
     source = NvmlGpus()
     for _ in range(2):
@@ -969,7 +969,7 @@ def test_a_driver_that_is_not_there_yet_is_asked_again_at_each_look(driver_here:
     assert only(source.read()).uuid == "GPU-0"
 
 
-def test_what_is_read_of_the_drivers_lists_is_laid_out_as_the_package_has_it() -> None:
+def test_own_layouts_equal_those_of_the_package() -> None:
     for ours, theirs in (
         (calls._PROCESS, pynvml.c_nvmlProcessInfo_v3_t),
         (calls._SAMPLE, pynvml.c_nvmlProcessUtilizationSample_t),

@@ -1,4 +1,4 @@
-"""Whether anything of NVIDIA's is on a host, on folders shaped like the kernel's."""
+"""Whether a host has NVIDIA GPUs, from folders like those of the kernel."""
 
 from pathlib import Path
 
@@ -27,13 +27,13 @@ def host(tree: Tree) -> NvidiaHost:
 @pytest.mark.parametrize(
     ("vendor", "class_", "there"),
     [
-        pytest.param("0x10de", "0x030000", True, id="a display controller of NVIDIA's"),
-        pytest.param("0x10de", "0x030200", True, id="one without a display"),
-        pytest.param("0x10de", "0x040300", False, id="NVIDIA's sound"),
-        pytest.param("0x1002", "0x030000", False, id="a display controller of AMD's"),
+        pytest.param("0x10de", "0x030000", True, id="NVIDIA display controller"),
+        pytest.param("0x10de", "0x030200", True, id="NVIDIA 3D controller"),
+        pytest.param("0x10de", "0x040300", False, id="NVIDIA audio"),
+        pytest.param("0x1002", "0x030000", False, id="AMD display controller"),
     ],
 )
-def test_nvidias_hardware_is_told_by_its_numbers(vendor: str, class_: str, *, there: bool, tree: Tree) -> None:
+def test_nvidia_hardware_is_known_by_vendor_and_class(vendor: str, class_: str, *, there: bool, tree: Tree) -> None:
     device(tree, "0000:00:02.0", "0x8086", "0x030000")
     look = host(tree)
     assert not look.may_have_nvidia()
@@ -44,23 +44,23 @@ def test_nvidias_hardware_is_told_by_its_numbers(vendor: str, class_: str, *, th
 
 
 @pytest.mark.parametrize("folder", ["proc/driver/nvidia", "sys/bus/pci/drivers/nvidia"])
-def test_nvidias_driver_alone_tells_of_it(folder: str, tree: Tree) -> None:
+def test_nvidia_driver_is_enough(folder: str, tree: Tree) -> None:
     (tree.sys.parent / folder).mkdir(parents=True)
 
     assert host(tree).may_have_nvidia()
 
 
-def test_what_was_there_is_there_though_it_fell_off_its_bus(tree: Tree) -> None:
+def test_gpu_that_was_present_counts_after_its_removal(tree: Tree) -> None:
     folder = device(tree, "0000:01:00.0", "0x10de", "0x030000")
-    seen, told, new = host(tree), host(tree), host(tree)
+    seen, read, new = host(tree), host(tree), host(tree)
     assert seen.may_have_nvidia()
-    told.note_read()
+    read.note_read()
     folder.rename(tree.sys / "gone")
 
-    assert [each.may_have_nvidia() for each in (seen, told, new)] == [True, True, False]
+    assert [each.may_have_nvidia() for each in (seen, read, new)] == [True, True, False]
 
 
-def test_where_the_kernel_does_not_tell_it_may_be_there(tree: Tree) -> None:
+def test_unreadable_bus_may_have_a_gpu(tree: Tree) -> None:
     (tree.sys / "bus/pci/devices").rmdir()
     look = host(tree)
     assert look.may_have_nvidia()

@@ -1,4 +1,4 @@
-"""The whole exporter on an NVIDIA driver: real processes and containers, tied to a GPU by their pids."""
+"""The whole exporter on an NVIDIA driver: real processes and containers, linked to a GPU by their pids."""
 
 import csv
 import html
@@ -32,13 +32,13 @@ from tests.waiting import WITHIN_S, eventually
 
 GIB = 2**30
 LOOK_S = 0.05
-CLOCKS_APART_S = 0.05
-"""How far the wall clock may move against the monotonic one in a test, seconds."""
+CLOCK_DRIFT_S = 0.05
+"""How far the wall clock may differ from the monotonic one in a test, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scrape:
-    """One scrape: what a series of that name and these labels said, `None` when there is none, or it is NaN."""
+    """One scrape: the value of a series with these labels; `None` if it is absent or NaN."""
 
     text: str
 
@@ -76,7 +76,7 @@ class Exporter:
         meanwhile: Callable[[], None] = lambda: None,
         within_s: float = WITHIN_S,
     ) -> Scrape:
-        """The first scrape of which that holds; `meanwhile` is done before each."""
+        """The first scrape that fulfils the condition; `meanwhile` runs before each."""
 
         def look() -> Scrape | None:
             meanwhile()
@@ -86,7 +86,7 @@ class Exporter:
         return eventually(look, within_s=within_s)
 
     def stop(self) -> list[dict[str, Any]]:
-        """Its whole log, once it has ended in good order."""
+        """Its whole log, after a clean stop."""
         self.process.send_signal(signal.SIGTERM)
         _, rest = self.process.communicate(timeout=20)
         assert self.process.returncode == 0, rest
@@ -99,7 +99,7 @@ def command(house: Path, *arguments: object) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, without settings of ours and GPUs of other vendors that a developer may have."""
+    """The environment of this process without settings of gpuwarden and without GPUs of other vendors."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("GPUWARDEN_")}
     return ours | {"GPUWARDEN_EXPORTER_AMD": "off", "GPUWARDEN_EXPORTER_INTEL": "off"} | more
 
@@ -132,7 +132,7 @@ def program(house: Path, driver: Driver) -> Iterator[Exporter]:
 
 @pytest.fixture
 def no_library(tmp_path: Path) -> dict[str, str]:
-    """An environment in which the driver's library cannot be loaded, also where there is a real one."""
+    """An environment in which the NVIDIA library cannot be loaded, even if it is installed."""
     folder = tmp_path / "no-library"
     folder.mkdir()
     (folder / LIBRARY).touch()
@@ -140,7 +140,7 @@ def no_library(tmp_path: Path) -> dict[str, str]:
 
 
 def working(*pids: int, percent: int = 60, uuid: str = "GPU-0") -> Card:
-    """A GPU on which each of these has worked until now."""
+    """A GPU on which each of these processes has worked until now."""
     now_us = time.monotonic_ns() // 1000
     return Card(
         uuid=uuid,
@@ -152,14 +152,14 @@ def working(*pids: int, percent: int = 60, uuid: str = "GPU-0") -> Card:
 
 
 def resting(*pids: int, uuid: str = "GPU-0") -> Card:
-    """A GPU on which each of these holds memory and does nothing."""
+    """A GPU on which each of these processes holds memory and does nothing."""
     return Card(uuid=uuid, used_bytes=GIB * len(pids), compute=dict.fromkeys(pids, GIB))
 
 
 def idle_s(found: Scrape, name: str) -> float:
-    """For how long a container has been idle, seconds; -1 where that is unknown."""
-    told = found("container_gpu_idle_seconds", container=name)
-    return -1 if told is None else told
+    """Seconds for which a container has been idle; -1 if unknown."""
+    seconds = found("container_gpu_idle_seconds", container=name)
+    return -1 if seconds is None else seconds
 
 
 def idle_workers(found: Scrape) -> list[str]:
@@ -170,7 +170,7 @@ def idle_workers(found: Scrape) -> list[str]:
 
 
 @pytest.mark.needs_compiler
-def test_a_worker_is_busy_by_its_pid_then_idle(program: Exporter, driver: Driver, start_worker: StartWorker) -> None:
+def test_worker_is_busy_by_its_pid_then_idle(program: Exporter, driver: Driver, start_worker: StartWorker) -> None:
     pid = start_worker("w0").pid
     driver.answer(resting(pid))
     program.until(lambda at: at("container_gpu_utilization_ratio", container="w0") == 0)
@@ -197,22 +197,22 @@ def test_a_worker_is_busy_by_its_pid_then_idle(program: Exporter, driver: Driver
 
 @pytest.mark.needs_compiler
 @pytest.mark.behaviour("A19")
-def test_hidden_work_leaves_no_zero(program: Exporter, driver: Driver, start_worker: StartWorker) -> None:
+def test_unattributed_work_leaves_no_zero(program: Exporter, driver: Driver, start_worker: StartWorker) -> None:
     start_worker("w0")
     driver.answer(Card(utilization=70, used_bytes=5 * GIB))
-    told = ("utilization_ratio", "memory_bytes", "memory_peak_bytes", "busy_seconds_total")
+    series = ("utilization_ratio", "memory_bytes", "memory_peak_bytes", "busy_seconds_total")
 
     hidden = program.until(lambda at: at("container_gpu_attribution_missing", container="w0") == 1)
     driver.answer(Card(used_bytes=5 * GIB))
     at_rest = program.until(lambda at: at("container_gpu_attribution_missing", container="w0") == 0)
 
-    assert [hidden(f"container_gpu_{each}", container="w0") for each in told] == [None] * len(told)
+    assert [hidden(f"container_gpu_{each}", container="w0") for each in series] == [None] * len(series)
     assert (hidden("gpu_unlisted_utilization_ratio"), hidden("gpu_unlisted_memory_bytes")) == (0.7, 5 * GIB)
-    assert [at_rest(f"container_gpu_{each}", container="w0") for each in told] == [0] * len(told)
+    assert [at_rest(f"container_gpu_{each}", container="w0") for each in series] == [0] * len(series)
 
 
 @pytest.mark.needs_compiler
-def test_a_refused_gpu_is_counted_and_the_page_says_what_to_do(program: Exporter, driver: Driver) -> None:
+def test_refused_gpu_is_counted_and_the_page_says_what_to_do(program: Exporter, driver: Driver) -> None:
     driver.answer(Card(), Card(uuid="GPU-1"), Card(uuid="GPU-2"))
     program.until(lambda at: at("gpu_utilization_ratio", gpu="GPU-2") == 0)
     refused = ("error 1 * 4", "error 2 nvmlDeviceGetMemoryInfo 999")
@@ -238,7 +238,7 @@ def test_a_refused_gpu_is_counted_and_the_page_says_what_to_do(program: Exporter
 
 @pytest.mark.needs_compiler
 @pytest.mark.behaviour("A19")
-def test_an_instances_worker_is_not_idle(program: Exporter, driver: Driver, start_worker: StartWorker) -> None:
+def test_worker_on_an_instance_is_not_idle(program: Exporter, driver: Driver, start_worker: StartWorker) -> None:
     pid = start_worker("w0", env={"NVIDIA_VISIBLE_DEVICES": "MIG-a"}).pid
     parts = (
         Instance(uuid="MIG-a", gpu_instance=7, used_bytes=2 * GIB, compute={pid: GIB}),
@@ -261,12 +261,12 @@ def test_an_instances_worker_is_not_idle(program: Exporter, driver: Driver, star
     assert found("gpu_utilization_ratio", gpu="MIG-a") is None
 
 
-# What is unknown
+# Unknown values
 
 
 @pytest.fixture
 def two_workers(program: Exporter, driver: Driver, start_worker: StartWorker) -> tuple[int, int]:
-    """The pids of workers w0 and w1, each measured idle on a GPU of its own."""
+    """The pids of workers w0 and w1. Each is measured idle on its own GPU."""
     pids = [start_worker(f"w{n}", env={"CUDA_VISIBLE_DEVICES": str(n)}).pid for n in (0, 1)]
     driver.answer(resting(pids[0]), resting(pids[1], uuid="GPU-1"))
     program.until(lambda at: idle_workers(at) == ["w0", "w1"])
@@ -274,8 +274,8 @@ def two_workers(program: Exporter, driver: Driver, start_worker: StartWorker) ->
 
 
 @pytest.mark.needs_compiler
-@pytest.mark.parametrize("listed", [True, False], ids=["the driver calls it lost", "the driver does not list it"])
-def test_how_long_a_gpu_is_lost_is_told_of_it_and_of_its_own_container(
+@pytest.mark.parametrize("listed", [True, False], ids=["reported as lost", "not listed"])
+def test_lost_time_is_published_for_the_gpu_and_its_container(
     program: Exporter, driver: Driver, two_workers: tuple[int, int], *, listed: bool
 ) -> None:
     both = resting(two_workers[0]), resting(two_workers[1], uuid="GPU-1")
@@ -296,7 +296,7 @@ def test_how_long_a_gpu_is_lost_is_told_of_it_and_of_its_own_container(
 
 
 @pytest.mark.needs_compiler
-def test_a_reloaded_driver_is_met_again(program: Exporter, driver: Driver, two_workers: tuple[int, int]) -> None:
+def test_reloaded_driver_is_read_again(program: Exporter, driver: Driver, two_workers: tuple[int, int]) -> None:
     both = resting(two_workers[0]), resting(two_workers[1], uuid="GPU-1")
 
     driver.answer(*both, but=("error - * 9",))
@@ -307,15 +307,15 @@ def test_a_reloaded_driver_is_met_again(program: Exporter, driver: Driver, two_w
     assert gone("collector_success", collector="source_gpu") == 0
     assert gone("gpu_info") is None
     assert gone("worker_alive", worker="w0") == 1
-    told = [(each["event"], each.get("because")) for each in program.stop() if each.get("source") == "gpu"]
-    assert told == [
+    reasons = [(each["event"], each.get("because")) for each in program.stop() if each.get("source") == "gpu"]
+    assert reasons == [
         ("source failed", "the NVIDIA driver does not answer: Driver Not Loaded"),
         ("source answers again", None),
     ]
 
 
 @pytest.mark.needs_compiler
-def test_a_hanging_call_makes_the_gpus_unknown(house: Path, driver: Driver, start_worker: StartWorker) -> None:
+def test_hanging_call_makes_the_gpus_unknown(house: Path, driver: Driver, start_worker: StartWorker) -> None:
     driver.answer(Card())
     with running(house, "--docker", "none", "--nvml-timeout-s", 3, env=driver.environment) as exporter:
         driver.answer(resting(start_worker("w0").pid))
@@ -335,13 +335,13 @@ def test_a_hanging_call_makes_the_gpus_unknown(house: Path, driver: Driver, star
     assert (hung("sample_age_seconds") or 0) < SNAPSHOT_FRESH_S
     assert hung("worker_alive", worker="w0") == 1
     assert hung("container_unknown_samples_total", container="w0", field="gpu", reason="source_failed")
-    told = [each.get("because", "") for each in log if each.get("source") == "gpu"]
-    assert any(because.startswith("a call into the NVIDIA driver did not return within 3 s") for because in told)
+    reasons = [each.get("because", "") for each in log if each.get("source") == "gpu"]
+    assert any(because.startswith("a call into the NVIDIA driver did not return within 3 s") for because in reasons)
 
 
 @pytest.mark.needs_compiler
-def test_a_hanging_gpu_costs_one_deadline(house: Path, driver: Driver, start_worker: StartWorker) -> None:
-    """Worker w0 is on GPU-0, w1 on GPU-1, and w2 was given both and is on the first."""
+def test_hung_gpu_costs_one_deadline(house: Path, driver: Driver, start_worker: StartWorker) -> None:
+    """Worker w0 has GPU-0, w1 has GPU-1, and w2 has both and works on the first."""
     answer_s = 5
     given = {"w0": "0", "w1": "1", "w2": "0,1"}
     pids = {name: start_worker(name, env={"CUDA_VISIBLE_DEVICES": gpus}).pid for name, gpus in given.items()}
@@ -380,7 +380,7 @@ def test_a_hanging_gpu_costs_one_deadline(house: Path, driver: Driver, start_wor
 
 
 @pytest.mark.needs_compiler
-def test_a_late_drivers_answer_is_dated(house: Path, driver: Driver) -> None:
+def test_late_answer_of_the_driver_has_its_time(house: Path, driver: Driver) -> None:
     slow_s = supervisor.WAIT_S + 0.1
     driver.answer(Card(), but=(f"slow 0 nvmlDeviceGetMemoryInfo {slow_s * 1000:.0f}",))
     took_s: list[float | None] = []
@@ -399,11 +399,11 @@ def test_a_late_drivers_answer_is_dated(house: Path, driver: Driver) -> None:
         exporter.until(has_three)
 
     assert min(each or 0.0 for each in took_s) >= slow_s
-    assert min(asked_ago_s) >= slow_s - CLOCKS_APART_S
+    assert min(asked_ago_s) >= slow_s - CLOCK_DRIFT_S
 
 
 @pytest.mark.needs_compiler
-def test_while_a_driver_hangs_the_host_is_looked_at_as_often_as_ever(house: Path, driver: Driver) -> None:
+def test_hung_driver_does_not_slow_samples(house: Path, driver: Driver) -> None:
     driver.answer(Card())
     with running(house, "--docker", "none", "--nvml-timeout-s", 6, env=driver.environment) as exporter:
         exporter.until(lambda at: at("gpu_info") == 1)
@@ -417,15 +417,13 @@ def test_while_a_driver_hangs_the_host_is_looked_at_as_often_as_ever(house: Path
 
         exporter.until(is_killed)
 
-    # Not of every one: a busy machine may stop any look. Those that wait for the driver would all be late.
+    # The median: a busy machine may delay a single sample. If samples waited for the driver, all were late.
     assert statistics.median(ages_s) < 1.0
 
 
 @pytest.mark.needs_compiler
-@pytest.mark.parametrize(
-    "but", [(), ("hang 0 nvmlDeviceGetUtilizationRates",)], ids=["at rest", "in a call that hangs"]
-)
-def test_a_killed_exporter_leaves_no_process(but: tuple[str, ...], program: Exporter, driver: Driver) -> None:
+@pytest.mark.parametrize("but", [(), ("hang 0 nvmlDeviceGetUtilizationRates",)], ids=["idle", "in a hanging call"])
+def test_killed_exporter_leaves_no_process(but: tuple[str, ...], program: Exporter, driver: Driver) -> None:
     driver.answer(Card())
     program.until(lambda at: at("gpu_info") == 1)
     (child,) = processes.process_tree(program.process.pid) - {program.process.pid}
@@ -438,11 +436,11 @@ def test_a_killed_exporter_leaves_no_process(but: tuple[str, ...], program: Expo
     assert eventually(lambda: not (procfs.PROC / str(child)).exists())
 
 
-# Which source is used
+# Selection of the source
 
 
 def run(house: Path, *arguments: object, env: dict[str, str]) -> tuple[int, str]:
-    """Exit status and standard error of an exporter that is to end by itself."""
+    """Exit status and standard error of an exporter that ends."""
     done = subprocess.run(
         command(house, "--docker", "none", *arguments),
         env=environment(**env), capture_output=True, text=True, timeout=120, check=False,
@@ -450,7 +448,7 @@ def run(house: Path, *arguments: object, env: dict[str, str]) -> tuple[int, str]
     return done.returncode, done.stderr
 
 
-def test_a_required_library_that_is_missing_ends_the_program(house: Path, no_library: dict[str, str]) -> None:
+def test_missing_required_library_ends_the_program(house: Path, no_library: dict[str, str]) -> None:
     status, error = run(house, "--nvml", "on", env=no_library)
 
     assert status == 1
@@ -460,14 +458,14 @@ def test_a_required_library_that_is_missing_ends_the_program(house: Path, no_lib
     assert error.count("\n") == 1
 
 
-def test_two_sources_of_gpus_are_refused(house: Path, tmp_path: Path) -> None:
+def test_two_gpu_sources_conflict(house: Path, tmp_path: Path) -> None:
     status, error = run(house, "--nvml", "on", "--simulate-gpu", tmp_path / "gpus.json", env={})
 
     assert status == 2
     assert "--nvml on conflicts with --simulate-gpu" in error
 
 
-def test_without_the_library_there_are_no_gpus(house: Path, no_library: dict[str, str]) -> None:
+def test_no_gpus_without_the_library(house: Path, no_library: dict[str, str]) -> None:
     with running(house, "--docker", "none", env=no_library) as exporter:
         found = exporter.until(lambda at: at("workers_duplicate") == 0)
         log = exporter.stop()
@@ -484,13 +482,13 @@ def test_without_the_library_there_are_no_gpus(house: Path, no_library: dict[str
 @pytest.mark.parametrize(
     ("arguments", "uuid", "event"),
     [
-        pytest.param([], "GPU-0", "reading GPUs from the NVIDIA driver", id="auto, and the library is there"),
+        pytest.param([], "GPU-0", "reading GPUs from the NVIDIA driver", id="auto with the library"),
         pytest.param(["--nvml", "on"], "GPU-0", "reading GPUs from the NVIDIA driver", id="on"),
         pytest.param(["--nvml", "off"], None, "no NVIDIA GPUs are read", id="off"),
-        pytest.param(["--simulate-gpu"], "GPU-sim-0", "reading simulated GPUs", id="a simulation outdoes auto"),
+        pytest.param(["--simulate-gpu"], "GPU-sim-0", "reading simulated GPUs", id="simulation overrides auto"),
     ],
 )
-def test_the_source_of_gpus_is_chosen_and_told(
+def test_gpu_source_is_selected_and_logged(
     arguments: list[str], uuid: str | None, event: str, house: Path, driver: Driver, tmp_path: Path
 ) -> None:
     driver.answer(Card())
@@ -530,7 +528,7 @@ with Reporter(Path(sys.argv[1]), worker="w0", queue="gpu", subdirectory="w0", he
             call("cuCtxSynchronize")
         print("done", flush=True)
 """
-"""Holds 1 GiB of the first GPU, and fills it as often as each line of its standard input says."""
+"""Holds 1 GiB of the first GPU, and fills it as often as each line of standard input says."""
 
 FILLS: Final = 20_000
 """Some seconds of work."""
@@ -549,7 +547,7 @@ def cuda_worker(house: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def nvidia_smi(query: str) -> list[list[str]]:
-    """What NVIDIA's own program says, a list of fields a row."""
+    """The output of nvidia-smi: a list of fields per row."""
     asked = subprocess.run(
         ["nvidia-smi", query, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=60, check=True
     )
@@ -558,7 +556,7 @@ def nvidia_smi(query: str) -> list[list[str]]:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="no nvidia-smi on PATH: no NVIDIA driver")
-def test_a_real_gpu_is_published_as_nvidia_smi_sees_it(house: Path, cuda_worker: subprocess.Popen[str]) -> None:
+def test_real_gpu_is_published_as_nvidia_smi_reports_it(house: Path, cuda_worker: subprocess.Popen[str]) -> None:
     with running(house, "--docker", "none", "--nvml", "on", "--sample-interval-s", 1, env={}) as exporter:
         found = exporter.until(lambda at: idle_s(at, "w0") > 0, within_s=30)
         smi = nvidia_smi("--query-gpu=uuid,index,name,memory.total,memory.used")

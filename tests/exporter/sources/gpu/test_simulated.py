@@ -1,4 +1,4 @@
-"""GPUs from a file: everything it can say, and what becomes of a file that says what no GPU can."""
+"""Simulated GPUs: valid and invalid files."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def write(folder: Path, *gpus: dict[str, Any]) -> Path:
     return path
 
 
-def test_a_whole_file_is_read_and_says_that_it_is_simulated(tmp_path: Path) -> None:
+def test_full_file_is_read_and_marked_as_simulated(tmp_path: Path) -> None:
     found = simulated.read(write(tmp_path, WHOLE))
 
     assert found == GpuReadings(
@@ -49,7 +49,7 @@ def test_a_whole_file_is_read_and_says_that_it_is_simulated(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("field", ["utilization_ratio", "memory_used_bytes", "memory_size_bytes", "processes"])
 @pytest.mark.parametrize("spelt", ["null", "missing"])
-def test_what_the_file_leaves_out_is_unknown_not_zero(field: str, spelt: str, tmp_path: Path) -> None:
+def test_missing_field_is_unknown_not_zero(field: str, spelt: str, tmp_path: Path) -> None:
     fields = {name: value for name, value in WHOLE.items() if name != field}
 
     (found,) = simulated.read(write(tmp_path, fields | ({field: None} if spelt == "null" else {}))).gpus
@@ -61,11 +61,11 @@ def test_what_the_file_leaves_out_is_unknown_not_zero(field: str, spelt: str, tm
     )
 
 
-def test_an_empty_process_list_is_measured(tmp_path: Path) -> None:
+def test_empty_process_list_is_measured(tmp_path: Path) -> None:
     assert simulated.read(write(tmp_path, WHOLE | {"processes": []})).gpus[0].processes == ()
 
 
-def test_a_process_of_unknown_figures_is_unknown_not_zero(tmp_path: Path) -> None:
+def test_process_without_values_is_unknown_not_zero(tmp_path: Path) -> None:
     (found,) = simulated.read(write(tmp_path, WHOLE | {"processes": [{"pid": 1}]})).gpus
 
     assert found.processes == (GpuProcess(pid=1, utilization_ratio=None, memory_bytes=None),)
@@ -78,20 +78,20 @@ def test_a_process_of_unknown_figures_is_unknown_not_zero(tmp_path: Path) -> Non
         pytest.param('{"gpus": [{"uuid": "GPU-s', "the file: Invalid JSON", id="half-written"),
         pytest.param("[]", "the file: Input should be an object", id="not an object"),
         pytest.param("{}", "gpus: Field required", id="no gpus"),
-        pytest.param(json.dumps({"gpus": [WHOLE | {"utilization_ratio": 93}]}), "utilization_ratio", id="a percentage"),
+        pytest.param(json.dumps({"gpus": [WHOLE | {"utilization_ratio": 93}]}), "utilization_ratio", id="percentage"),
         pytest.param(
-            json.dumps({"gpus": [WHOLE | {"utilization_ratio": float("nan")}]}), "utilization_ratio", id="no number"
+            json.dumps({"gpus": [WHOLE | {"utilization_ratio": float("nan")}]}), "utilization_ratio", id="not a number"
         ),
-        pytest.param(json.dumps({"gpus": [WHOLE | {"memory_used_bytes": -1}]}), "memory_used_bytes", id="below zero"),
+        pytest.param(json.dumps({"gpus": [WHOLE | {"memory_used_bytes": -1}]}), "memory_used_bytes", id="negative"),
         pytest.param(json.dumps({"gpus": [WHOLE | {"processes": [{"pid": 0}]}]}), "processes.0.pid", id="pid 0"),
-        pytest.param(json.dumps({"gpus": [WHOLE | {"utilisation": 1}]}), "gpus.0.utilisation", id="a misspelt field"),
-        pytest.param(json.dumps({"gpus": [WHOLE, WHOLE]}), "share one uuid or index", id="one GPU twice"),
+        pytest.param(json.dumps({"gpus": [WHOLE | {"utilisation": 1}]}), "gpus.0.utilisation", id="unknown field"),
+        pytest.param(json.dumps({"gpus": [WHOLE, WHOLE]}), "share one uuid or index", id="duplicate GPU"),
         pytest.param(
-            json.dumps({"gpus": [WHOLE, WHOLE | {"uuid": "other"}]}), "share one uuid or index", id="one index twice"
+            json.dumps({"gpus": [WHOLE, WHOLE | {"uuid": "other"}]}), "share one uuid or index", id="duplicate index"
         ),
     ],
 )
-def test_a_file_that_says_what_no_gpu_can_is_refused_with_the_place(text: str, because: str, tmp_path: Path) -> None:
+def test_invalid_file_is_rejected_with_the_place(text: str, because: str, tmp_path: Path) -> None:
     path = tmp_path / "gpus.json"
     path.write_text(text)
 
@@ -101,12 +101,12 @@ def test_a_file_that_says_what_no_gpu_can_is_refused_with_the_place(text: str, b
     assert str(path) in str(refused.value)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SimulationError, match=r"no simulated GPUs: .*nowhere\.json"):
         simulated.read(tmp_path / "nowhere.json")
 
 
-def test_the_file_is_read_anew_each_time(tmp_path: Path) -> None:
+def test_file_is_read_each_time(tmp_path: Path) -> None:
     path = write(tmp_path, WHOLE)
     assert len(simulated.read(path).gpus) == 1
 

@@ -1,7 +1,7 @@
-"""Whose GPU memory is whose, by the host's pids, whatever the tenant (C8): the whole exporter, real containers.
+"""GPU memory of each container by host pids (C8): the whole exporter and real containers.
 
-The containers, the worker and the process beside them are real. What each holds of a GPU is what the driver, a stand-in
-that is asked through NVML as a real one is, says of its host pid.
+The containers, the worker and the process outside of them are real. A fake NVML library reports what each host pid
+holds.
 """
 
 import math
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.needs_compiler, pytest.mark.needs_docker, pytest.mark.
 GIB: Final = 2**30
 RETURNING: Final = "gpu_memory_reclaiming_bytes"
 SLEEPS: Final = 3
-"""Processes in each container: a shell and two that sleep."""
+"""Processes in each container: a shell and two sleeps."""
 
 TENANTS: Final[Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]]] = {
     "budget": ({BUDGET_LABEL: "1024", MANAGED_LABEL: "true"}, {"NVIDIA_VISIBLE_DEVICES": "0"}),
@@ -41,12 +41,12 @@ TENANTS: Final[Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]]] = {
     "without-budget": ({MANAGED_LABEL: "true"}, {"NVIDIA_VISIBLE_DEVICES": "GPU-1"}),
     "not-ours": ({}, {}),
 }
-"""Labels and environment of each kind of tenant, by its container's name; the last was not even given a GPU."""
+"""Labels and environment of each kind of container, by its name; the last has no GPU."""
 
 
 @contextmanager
 def tenants(client: docker.DockerClient) -> Iterator[Mapping[str, tuple[str, list[int]]]]:
-    """A container of each kind: its full id, and its processes' pids as the host numbers them, the first one first."""
+    """A container of each kind: its full id, and the host pids of its processes, the first process first."""
     image = worker_image(client, extra={})
     with ExitStack() as stack:
         found: dict[str, tuple[str, list[int]]] = {}
@@ -74,7 +74,7 @@ def tenants(client: docker.DockerClient) -> Iterator[Mapping[str, tuple[str, lis
 
 
 @pytest.fixture
-def passer_by() -> Iterator[int]:
+def outside_process() -> Iterator[int]:
     """The pid of a process in no container."""
     process = subprocess.Popen(["sleep", "600"])
     yield process.pid
@@ -83,7 +83,7 @@ def passer_by() -> Iterator[int]:
 
 
 def held(found: Scrape, series: str = "container_gpu_memory_bytes") -> dict[tuple[str, ...], int]:
-    """What a scrape says of a series, bytes, by the values of its labels; not where it is unknown."""
+    """The known values of a series, bytes, by the values of its labels."""
     return {
         tuple(sample.labels[name] for name in sorted(sample.labels)): int(sample.value)
         for family in text_string_to_metric_families(found.text)
@@ -122,13 +122,13 @@ def test_memory_of_an_ended_process_returns_when_the_driver_frees_it(house: Path
 
 
 @pytest.mark.behaviour("C8")
-def test_memory_is_each_containers_by_the_hosts_pids_whoever_the_tenant_is_and_adds_up_to_the_byte(
+def test_memory_of_each_kind_of_container_adds_up_to_the_byte(
     house: Path,
     driver: Driver,
     engine: Engine,
     client: docker.DockerClient,
     start_worker: StartWorker,
-    passer_by: int,
+    outside_process: int,
 ) -> None:
     worker = start_worker("w0").pid
     with (
@@ -145,10 +145,10 @@ def test_memory_is_each_containers_by_the_hosts_pids_whoever_the_tenant_is_and_a
                 pids["protected"][2]: 5,
                 pids["not-ours"][2]: 3 * GIB + 11,
                 worker: 13,
-                passer_by: GIB + 17,
-                1: 19,  # the first process of the host: each container has one that it calls so itself
+                outside_process: GIB + 17,
+                1: 19,  # pid 1 of the host: each container has its own pid 1
             },
-            # A process that computes and draws holds what it holds once.
+            # Memory of a process on two lists counts once.
             graphics={pids["protected"][1]: 2 * GIB + 3, pids["not-ours"][0]: 23},
         )
         second = Card(uuid="GPU-1", used_bytes=4 * GIB, compute={pids["without-budget"][0]: 4 * GIB - 29})
@@ -185,24 +185,26 @@ def test_memory_is_each_containers_by_the_hosts_pids_whoever_the_tenant_is_and_a
     assert held(by_cgroup)[ids["not-ours"], "GPU-0"] == 3 * GIB + 34
 
 
-def test_of_a_container_without_a_gpu_it_is_told_that_it_is_on_none_while_that_is_known(
-    house: Path, driver: Driver, engine: Engine, client: docker.DockerClient, passer_by: int
+def test_container_without_a_gpu_is_idle_only_while_its_use_is_known(
+    house: Path, driver: Driver, engine: Engine, client: docker.DockerClient, outside_process: int
 ) -> None:
-    def told(at: Scrape) -> float | None:
+    def last_busy_age_s(at: Scrape) -> float | None:
         return at("container_gpu_last_busy_age_seconds", container="gpuwarden-c8-not-ours")
 
     with (
         tenants(client),
         running(house, "--docker", engine.base_url, "--nvml", "on", env=driver.environment) as exporter,
     ):
-        driver.answer(Card(used_bytes=GIB, compute={passer_by: GIB}))
-        exporter.until(lambda at: (told(at) or 0.0) > 1.0)
+        driver.answer(Card(used_bytes=GIB, compute={outside_process: GIB}))
+        exporter.until(lambda at: (last_busy_age_s(at) or 0.0) > 1.0)
         driver.answer(Card(used_bytes=GIB), but=("error 0 nvmlDeviceGetComputeRunningProcesses 999",))
-        asked_s: list[float] = []
-        unknown = exporter.until(lambda at: told(at) is None, meanwhile=lambda: asked_s.append(time.monotonic()))
-        driver.answer(Card(used_bytes=GIB, compute={passer_by: GIB}))
-        anew = exporter.until(lambda at: told(at) is not None)
-        known_for_s = time.monotonic() - asked_s[-1]
+        at_s: list[float] = []
+        unknown = exporter.until(
+            lambda at: last_busy_age_s(at) is None, meanwhile=lambda: at_s.append(time.monotonic())
+        )
+        driver.answer(Card(used_bytes=GIB, compute={outside_process: GIB}))
+        restarted = exporter.until(lambda at: last_busy_age_s(at) is not None)
+        known_for_s = time.monotonic() - at_s[-1]
 
     assert unknown("container_memory_bytes", container="gpuwarden-c8-not-ours") is not None
-    assert (told(anew) or 0.0) < known_for_s + 0.5  # a look; what goes on would be longer by all that was before
+    assert (last_busy_age_s(restarted) or 0.0) < known_for_s + 0.5  # one sample

@@ -1,4 +1,4 @@
-"""Askings over real sockets: servers that answer, refuse, hang, drip, flood and lead elsewhere; and many at once."""
+"""HTTP probes over real sockets: servers that answer, refuse, hang, drip, flood and redirect; many servers."""
 
 import asyncio
 import socket
@@ -22,7 +22,7 @@ Behaviour = Callable[[socket.socket], None]
 
 
 class Peer:
-    """A server that does to each connection what it is told, and counts them."""
+    """A server with a given behaviour for each connection, which records requests."""
 
     def __init__(self) -> None:
         self.behaves: Behaviour = answers(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -66,7 +66,7 @@ def hangs(peer: Peer) -> Behaviour:
 
 
 def ask(peer: Peer, target: str = "/", *, within_s: float = 20.0) -> tuple[bool, str]:
-    """One asking, by itself."""
+    """One probe."""
     return asyncio.run(http_probe.ask("127.0.0.1", peer.port, target, within_s=within_s))
 
 
@@ -77,7 +77,7 @@ def peer() -> Iterator[Peer]:
     found.close()
 
 
-def test_one_asking_is_one_get_without_a_name_to_look_up(peer: Peer) -> None:
+def test_probe_is_one_get_without_a_name_lookup(peer: Peer) -> None:
     assert ask(peer, "/v1/health?x=1") == (True, "")
 
     (request,) = peer.asked
@@ -85,7 +85,7 @@ def test_one_asking_is_one_get_without_a_name_to_look_up(peer: Peer) -> None:
     assert request.endswith(b"Connection: close\r\n\r\n")
 
 
-def test_a_redirect_is_an_answer_and_is_not_followed(peer: Peer) -> None:
+def test_redirect_is_an_answer_and_is_not_followed(peer: Peer) -> None:
     other = Peer()
     peer.behaves = answers(f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{other.port}/\r\n\r\n".encode())
 
@@ -95,13 +95,13 @@ def test_a_redirect_is_an_answer_and_is_not_followed(peer: Peer) -> None:
     assert (len(peer.asked), other.asked) == (1, [])
 
 
-def test_a_server_error_is_none(peer: Peer) -> None:
+def test_server_error_is_a_failure(peer: Peer) -> None:
     peer.behaves = answers(b"HTTP/1.1 503 Service Unavailable\r\n\r\nloading")
 
     assert ask(peer) == (False, "HTTP status 503")
 
 
-def test_nobody_listens(peer: Peer) -> None:
+def test_closed_port_is_a_failure(peer: Peer) -> None:
     peer.close()
 
     answered, because = ask(peer)
@@ -110,7 +110,7 @@ def test_nobody_listens(peer: Peer) -> None:
     assert because == "connection failed: Connection refused"
 
 
-def test_a_server_that_takes_the_connection_and_says_nothing_is_waited_for_and_no_longer(peer: Peer) -> None:
+def test_silent_server_times_out(peer: Peer) -> None:
     peer.behaves = hangs(peer)
 
     started_s = time.monotonic()
@@ -120,7 +120,7 @@ def test_a_server_that_takes_the_connection_and_says_nothing_is_waited_for_and_n
     assert time.monotonic() - started_s < 30
 
 
-def test_a_server_that_drips_a_byte_at_a_time_is_waited_for_no_longer(peer: Peer) -> None:
+def test_server_that_drips_bytes_times_out(peer: Peer) -> None:
     def drip(connection: socket.socket) -> None:
         while not peer.closing.wait(0.02):
             connection.sendall(b"H")
@@ -132,7 +132,7 @@ def test_a_server_that_drips_a_byte_at_a_time_is_waited_for_no_longer(peer: Peer
     assert (answered, because) == (False, "no answer within 0.3 s")
 
 
-def test_a_first_line_without_end_is_not_read_to_its_end(peer: Peer) -> None:
+def test_endless_first_line_is_not_read_to_its_end(peer: Peer) -> None:
     sent = [0]
 
     def flood(connection: socket.socket) -> None:
@@ -147,7 +147,7 @@ def test_a_first_line_without_end_is_not_read_to_its_end(peer: Peer) -> None:
     assert sent[0] < 64 * 2**20
 
 
-def test_a_body_without_end_is_an_answer_of_which_little_is_taken(peer: Peer) -> None:
+def test_endless_body_is_an_answer_and_little_of_it_is_read(peer: Peer) -> None:
     taken = [0]
 
     def stream(connection: socket.socket) -> None:
@@ -161,7 +161,7 @@ def test_a_body_without_end_is_an_answer_of_which_little_is_taken(peer: Peer) ->
     assert taken[0] < BODY_MAX + 32 * 2**20
 
 
-def test_a_body_that_never_ends_nor_comes_holds_an_answer_up_no_longer_than_its_time(peer: Peer) -> None:
+def test_missing_body_delays_an_answer_at_most_by_the_timeout(peer: Peer) -> None:
     def hold(connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
         peer.closing.wait(60)
@@ -171,7 +171,7 @@ def test_a_body_that_never_ends_nor_comes_holds_an_answer_up_no_longer_than_its_
     assert within(30, lambda: ask(peer, within_s=0.3)) == (True, "")
 
 
-# --- many servers, each by itself
+# Many servers
 
 
 @pytest.fixture
@@ -190,17 +190,17 @@ def probe_failing_s(prober: Prober, name: str = "llm") -> float | None:
     return prober.state(f"{name}@1").probe_failing_s(now_s=clock.boottime_s(), fresh_s=prober.fresh_s)
 
 
-def test_a_server_is_silent_for_longer_until_it_answers(peer: Peer, prober: Prober) -> None:
+def test_unanswered_time_grows_until_the_server_answers(peer: Peer, prober: Prober) -> None:
     prober.set_servers([server(peer)])
     eventually(lambda: probe_failing_s(prober) == 0.0, "it answers")
     peer.behaves = answers(b"")
 
-    eventually(lambda: (probe_failing_s(prober) or 0) > 0.5, "it is silent")
+    eventually(lambda: (probe_failing_s(prober) or 0) > 0.5, "it does not answer")
 
     asking = prober.state("llm@1")
     assert asking.answered
     word = "the connection closed without a response"
-    eventually(lambda: prober.state("llm@1").because == word, "why is told of the newest, which may be late")
+    eventually(lambda: prober.state("llm@1").because == word, "the reason is that of the newest probe")
     peer.behaves = answers(b"HTTP/1.1 204 No Content\r\n\r\n")
     eventually(lambda: probe_failing_s(prober) == 0.0, "it answers again")
 
@@ -211,20 +211,20 @@ def test_hanging_servers_delay_no_other(peer: Peer, prober: Prober) -> None:
 
     prober.set_servers([*(server(hanging, f"hangs{number}") for number in range(20)), server(peer)])
 
-    eventually(lambda: len(peer.asked) >= 5, "the other is asked at its pace")
+    eventually(lambda: len(peer.asked) >= 5, "the other is probed at its interval")
     hanging.close()
 
 
-def test_a_server_is_asked_at_its_pace_and_no_faster(peer: Peer) -> None:
+def test_server_is_probed_at_its_interval(peer: Peer) -> None:
     with closing(Prober(interval_s=0.3, answer_s=0.3)) as prober:
         started_s = time.monotonic()
         prober.set_servers([server(peer)])
-        eventually(lambda: len(peer.asked) >= 4, "it is asked again and again")
+        eventually(lambda: len(peer.asked) >= 4, "it is probed repeatedly")
 
         assert time.monotonic() - started_s > 0.85
 
 
-def test_a_paused_server_is_not_asked_and_not_forgotten(peer: Peer, prober: Prober) -> None:
+def test_paused_server_is_not_probed_and_stays_armed(peer: Peer, prober: Prober) -> None:
     prober.set_servers([server(peer)])
     eventually(lambda: probe_failing_s(prober) == 0.0, "it answers")
 
@@ -236,10 +236,10 @@ def test_a_paused_server_is_not_asked_and_not_forgotten(peer: Peer, prober: Prob
     assert not threading.Event().wait(0.2)
     assert len(peer.asked) - asked <= 1
     prober.set_servers([server(peer)])
-    eventually(lambda: probe_failing_s(prober) == 0.0, "it is asked again")
+    eventually(lambda: probe_failing_s(prober) == 0.0, "it is probed again")
 
 
-def test_what_failed_because_it_was_paused_meanwhile_is_no_silence(peer: Peer, prober: Prober) -> None:
+def test_probe_that_failed_during_a_pause_does_not_count(peer: Peer, prober: Prober) -> None:
     def pause(_: socket.socket) -> None:
         prober.set_servers([server(peer, paused=True)])
 
@@ -252,7 +252,7 @@ def test_what_failed_because_it_was_paused_meanwhile_is_no_silence(peer: Peer, p
     assert prober.state("llm@1").answered
 
 
-def test_a_new_incarnation_begins_unarmed_and_the_old_one_is_asked_no_more(peer: Peer, prober: Prober) -> None:
+def test_new_incarnation_is_not_armed_and_the_old_one_is_not_probed(peer: Peer, prober: Prober) -> None:
     prober.set_servers([server(peer)])
     eventually(lambda: probe_failing_s(prober) == 0.0, "it answers")
     peer.behaves = answers(b"")
@@ -264,7 +264,7 @@ def test_a_new_incarnation_begins_unarmed_and_the_old_one_is_asked_no_more(peer:
     assert prober.state("llm@1") == ProbeState()
 
 
-def test_of_more_servers_than_can_be_asked_at_once_each_has_its_turn_however_many_hang(peer: Peer) -> None:
+def test_every_server_is_probed_even_if_many_hang(peer: Peer) -> None:
     hanging = Peer()
     hanging.behaves = hangs(hanging)
     dummies = [server(hanging, f"dummy{number}") for number in range(6)]
@@ -273,17 +273,17 @@ def test_of_more_servers_than_can_be_asked_at_once_each_has_its_turn_however_man
         prober.set_servers(dummies)
         prober.set_servers([*dummies, server(peer)])
 
-        eventually(lambda: len(peer.asked) >= 2, "the last comer is asked", within_s=10)
+        eventually(lambda: len(peer.asked) >= 2, "the last server is probed", within_s=10)
         eventually(
             lambda: all((probe_failing_s(prober, each.name) or 0) > 0 for each in dummies),
-            "and so is each",
+            "every server is probed",
             within_s=10,
         )
         assert prober.round_s == pytest.approx(7 * 0.3 / 2)
     hanging.close()
 
 
-def test_so_many_are_asked_at_the_same_time_and_no_more() -> None:
+def test_number_of_concurrent_probes_is_bounded() -> None:
     hanging = Peer()
     now, most = [0], [0]
 
@@ -297,13 +297,13 @@ def test_so_many_are_asked_at_the_same_time_and_no_more() -> None:
 
     with closing(Prober(interval_s=0.05, answer_s=20.0, at_once_max=3)) as prober:
         prober.set_servers([server(hanging, f"server{number}") for number in range(9)])
-        eventually(lambda: len(hanging.asked) >= 18, "each is asked twice")
+        eventually(lambda: len(hanging.asked) >= 18, "each is probed twice")
 
     assert most[0] == 3
     hanging.close()
 
 
-def test_all_are_asked_by_one_thread_that_ends_with_the_prober(peer: Peer) -> None:
+def test_one_thread_probes_all_servers_and_ends_with_the_prober(peer: Peer) -> None:
     before = set(threading.enumerate())
 
     def own() -> list[str]:
@@ -317,7 +317,7 @@ def test_all_are_asked_by_one_thread_that_ends_with_the_prober(peer: Peer) -> No
     assert (during, own()) == (["probes"], [])
 
 
-def test_a_thread_that_failed_starts_later(peer: Peer, prober: Prober, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_that_failed_to_start_starts_later(peer: Peer, prober: Prober, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -1,4 +1,4 @@
-"""Servers at one look: asked or not, whose they are, what is logged; and all of it in a snapshot of the sampler."""
+"""Servers in one sample: probed or not, their workers, the log; and the same in a snapshot of the sampler."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,7 +25,7 @@ OWN_CHECK = build.probe(kind="docker", restart_after_s=60.0)
 
 
 def by_health(**changes: Any) -> Container:
-    """A container that is asked by its own health check."""
+    """A container with its own health check as the probe."""
     health = build.health(**changes)
     return build.container(name="llm", server=build.server(probe=OWN_CHECK, address=None, health=health))
 
@@ -48,11 +48,11 @@ def look(servers: Servers, *containers: Container, now_s: float = 100.0, workers
     return found[0] if len(found) == 1 else found
 
 
-def test_a_container_that_asks_for_nothing_is_no_server(servers: Servers) -> None:
+def test_container_without_a_probe_is_not_a_server(servers: Servers) -> None:
     assert look(servers, build.container()) == ()
 
 
-def test_what_was_not_listed_once_has_answered_and_its_silence_begins_anew(servers: Servers) -> None:
+def test_server_missing_from_one_listing_stays_armed_and_restarts_its_time(servers: Servers) -> None:
     look(servers, by_health())
     for number, now_s in enumerate((130.0, 160.0), start=2):
         failing = by_health(status="unhealthy", passed=False, newest=str(number), failing_streak=number)
@@ -66,7 +66,7 @@ def test_what_was_not_listed_once_has_answered_and_its_silence_begins_anew(serve
 
 
 @pytest.mark.parametrize("alive", [True, False, None])
-def test_a_container_in_which_a_worker_lives_or_died_is_the_workers(servers: Servers, alive: bool | None) -> None:
+def test_container_with_a_live_or_dead_worker_belongs_to_the_worker(servers: Servers, alive: bool | None) -> None:
     workers = WorkerReadings(workers=(build.sighting(alive=alive),))
 
     found = look(servers, by_health(), workers=workers)
@@ -75,22 +75,22 @@ def test_a_container_in_which_a_worker_lives_or_died_is_the_workers(servers: Ser
     assert found.probe.reason == "holds_workers"
 
 
-def test_whether_workers_live_in_it_is_unknown_where_their_files_cannot_be_read(servers: Servers) -> None:
+def test_unreadable_workers_make_the_worker_count_unknown(servers: Servers) -> None:
     assert look(servers, by_health(), workers=None).workers is None
 
 
 @pytest.mark.parametrize(
     "workers",
     [
-        pytest.param(None, id="none of their files can be read"),
-        pytest.param(WorkerReadings(workers=(), unread=frozenset({"f0"})), id="one file of its folder cannot"),
+        pytest.param(None, id="no worker file readable"),
+        pytest.param(WorkerReadings(workers=(), unread=frozenset({"f0"})), id="one file of its folder unreadable"),
         pytest.param(
             WorkerReadings(workers=(build.sighting(alive=None, container_id=None, folder="f0"),)),
-            id="a lock of its folder cannot be tested",
+            id="one lock of its folder untested",
         ),
     ],
 )
-def test_a_server_in_which_a_worker_may_live_is_not_accused(servers: Servers, workers: WorkerReadings | None) -> None:
+def test_server_that_may_hold_a_worker_has_no_unanswered_time(servers: Servers, workers: WorkerReadings | None) -> None:
     failing = replace(by_health(passed=False, newest="2", failing_streak=1), folders=("f0",))
     look(servers, replace(by_health(), folders=("f0",)))
 
@@ -102,7 +102,7 @@ def test_a_server_in_which_a_worker_may_live_is_not_accused(servers: Servers, wo
     assert (known.workers, known.probe_failing_s, known.unknown) == (0, 0.0, None)
 
 
-def test_a_health_check_that_tells_nothing_any_more_is_an_asking_that_is_overdue(servers: Servers) -> None:
+def test_missing_health_check_result_is_unknown(servers: Servers) -> None:
     look(servers, by_health())
     silent = by_health()
     assert silent.server is not None
@@ -112,7 +112,7 @@ def test_a_health_check_that_tells_nothing_any_more_is_an_asking_that_is_overdue
     assert (found.answered, found.probe_failing_s, found.unknown.reason) == (True, None, "not_asked")
 
 
-def test_labels_that_cannot_be_used_are_told_once_and_accuse_nobody(servers: Servers, logged: LogCapture) -> None:
+def test_invalid_labels_are_logged_once(servers: Servers, logged: LogCapture) -> None:
     problem = Unknown(reason="other_host", because="no other place is called")
     wrong = build.container(name="llm", server=build.server(probe=problem))
 
@@ -124,7 +124,7 @@ def test_labels_that_cannot_be_used_are_told_once_and_accuse_nobody(servers: Ser
     ]
 
 
-def test_a_silence_and_its_end_are_told_once(servers: Servers, logged: LogCapture) -> None:
+def test_silence_and_its_end_are_logged_once(servers: Servers, logged: LogCapture) -> None:
     for number, now_s in enumerate((100.0, 130.0, 160.0, 190.0)):
         look(servers, by_health(passed=not number, newest=str(number), failing_streak=number), now_s=now_s)
     look(servers, by_health(newest="9"), now_s=220.0)
@@ -136,7 +136,7 @@ def test_a_silence_and_its_end_are_told_once(servers: Servers, logged: LogCaptur
 
 
 class Docker:
-    """A listing, or an error in its place."""
+    """A listing, or an error instead."""
 
     def __init__(self, *containers: Container) -> None:
         self.listing: Listing | None = Listing(
@@ -149,7 +149,7 @@ class Docker:
         return self.listing
 
 
-def test_a_sample_holds_the_servers_and_counts_what_is_unknown_of_them(house: Path, servers: Servers) -> None:
+def test_sample_has_the_servers_and_counts_unknown_probes(house: Path, servers: Servers) -> None:
     engine = Docker(by_health())
     sampler = Sampler(
         host="box-1",
@@ -167,7 +167,7 @@ def test_a_sample_holds_the_servers_and_counts_what_is_unknown_of_them(house: Pa
     assert snapshot.unknown["llm", "probe", "not_asked"] == 1
 
 
-def test_an_unreadable_server_costs_itself(house: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_server_source_affects_no_other(house: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -189,7 +189,7 @@ def test_an_unreadable_server_costs_itself(house: Path, servers: Servers, monkey
     assert sampler.sample().servers is not None
 
 
-def test_without_a_listing_nothing_is_known_of_servers_and_what_was_is_kept(house: Path, servers: Servers) -> None:
+def test_missing_listing_makes_servers_unknown_and_keeps_their_state(house: Path, servers: Servers) -> None:
     engine = Docker(by_health())
     listing = engine.listing
     sampler = Sampler(
@@ -210,7 +210,7 @@ def test_without_a_listing_nothing_is_known_of_servers_and_what_was_is_kept(hous
     assert found.answered
 
 
-def test_pods_that_cannot_be_listed_cost_no_server(house: Path, servers: Servers) -> None:
+def test_unlisted_pods_do_not_affect_servers(house: Path, servers: Servers) -> None:
     pods = Docker()
     pods.listing = None
     sampler = Sampler(
