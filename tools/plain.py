@@ -53,7 +53,6 @@ LATER: Final = frozenset(
         "tests/alerts",
         "tests/bench",
         "tests/dashboards",
-        "tests/remediator",
         "tests/testbed",
         "tests/tools",
     }

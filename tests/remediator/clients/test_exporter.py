@@ -198,6 +198,15 @@ ALIVE = 'gpuwarden_worker_alive{container="a",worker="a"} 1.0\n'
         (ALIVE + 'gpuwarden_server_info{container="b"} 1.0\n', 2),
         ('gpuwarden_worker_info{container="a",worker="a"} 1.0\n', 0),
     ],
+    ids=[
+        "none",
+        "two containers",
+        "two workers in a container",
+        "one dead worker",
+        "a worker without a container",
+        "a server",
+        "no liveness",
+    ],
 )
 def test_workers_and_servers_are_counted_on_the_metrics_page(exporter: Exporter, page: str, count: int) -> None:
     exporter.body = page

@@ -1,4 +1,4 @@
-"""`gpuwarden arm --approval`: nothing is done before a person has said yes to it, episode by episode."""
+"""`gpuwarden arm --approval`: each action needs the approval of an operator."""
 
 import time
 from collections.abc import Callable
@@ -37,8 +37,8 @@ def _ann(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "ann")
 
 
-def asked(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> World:
-    """A wedge about which an executor has asked."""
+def waits_for_approval(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> World:
+    """A stalled job whose restart waits for approval."""
     world = stalled_job(ledger, store)
     works = executor(ledger, store, world, armed=False)
     assert cli("arm", "--yes", "--approval") == 0
@@ -48,19 +48,19 @@ def asked(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> World:
 
 
 def go_on(ledger: Ledger, store: JobStore, world: World) -> None:
-    """One turn of another executor, which knows nothing of what the one before it told."""
+    """One iteration of another executor, without the state of the first."""
     turn(executor(ledger, store, world), ledger)
 
 
-def test_a_wedge_is_confirmed_and_waits_and_a_yes_mends_it(
+def test_confirmed_stall_waits_for_approval_and_is_fixed_then(
     ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world = asked(ledger, store, cli)
+    world = waits_for_approval(ledger, store, cli)
     assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
     assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
     message = history(ledger).entries[-1].message
-    wanted = ("`gpuwarden approve 1`", "`gpuwarden decline 1`", "silent 130.0 s")
-    assert [each for each in wanted if each not in message] == []
+    required = ("`gpuwarden approve 1`", "`gpuwarden decline 1`", "silent 130.0 s")
+    assert [each for each in required if each not in message] == []
     capsys.readouterr()
 
     assert cli("approve", "1", "--reason", "I looked at it") == 0
@@ -75,23 +75,25 @@ def test_a_wedge_is_confirmed_and_waits_and_a_yes_mends_it(
     assert history(ledger).outcome == "mended"
 
 
-def test_a_running_executor_obeys_an_approval(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
+def test_running_executor_acts_after_an_approval(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
     structlog.reset_defaults()
     world = stalled_job(ledger, store)
     works = executor(ledger, store, world, armed=False)
     with capture_logs() as logged, looping(works):
         cli("arm", "--yes", "--approval")
-        eventually(lambda: ledger.reports.newest() and "decided wait: approval" in journal(ledger), "it asks")
+        eventually(
+            lambda: ledger.reports.newest() and "decided wait: approval" in journal(ledger), "it waits for approval"
+        )
         assert world.boxes["w1"].calls == []
         assert cli("approve", "1") == 0
-        eventually(lambda: history(ledger).outcome == "mended", "it is mended")
+        eventually(lambda: history(ledger).outcome == "mended", "it is fixed")
 
     assert journal(ledger).count("decided wait: approval") == 1
     assert any(each["event"].startswith("armed with approval") for each in logged)
 
 
-def test_a_no_holds_until_a_yes(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
-    world = asked(ledger, store, cli)
+def test_decline_holds_until_an_approval(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
+    world = waits_for_approval(ledger, store, cli)
     assert cli("decline", "1", "--reason", "the job is nearly done") == 0
     go_on(ledger, store, world)
     assert journal(ledger)[-1] == "decided wait: declined"
@@ -106,7 +108,7 @@ def test_a_no_holds_until_a_yes(ledger: Ledger, store: JobStore, cli: Callable[.
     assert history(ledger).outcome == "mended"
 
 
-def test_an_approval_is_for_one_incarnation_and_the_next_one_is_asked_about_anew(ledger: Ledger) -> None:
+def test_approval_is_for_one_incarnation(ledger: Ledger) -> None:
     ledger.orders.give(Order(act=Act.ASK, at=NOW, who="ann", because=""))
     accept(ledger, alert())
     (episode,) = ledger.episodes.list_open()
@@ -119,11 +121,11 @@ def test_an_approval_is_for_one_incarnation_and_the_next_one_is_asked_about_anew
 
     assert isinstance(another, Wait)
     assert (another.reason, another.asks) == ("approval", "reborn")
-    assert ledger.intents.begin(episode, BEGIN, safety_limits=BOUNDLESS, now=NOW + 60) is not None, "it has run out"
+    assert ledger.intents.begin(episode, BEGIN, safety_limits=BOUNDLESS, now=NOW + 60) is not None, "it has expired"
     assert ledger.intents.begin(episode, BEGIN, safety_limits=BOUNDLESS, now=NOW + 59) is None, "the control"
 
 
-def test_an_approval_of_one_episode_is_none_of_another(ledger: Ledger) -> None:
+def test_approval_is_for_one_episode(ledger: Ledger) -> None:
     ledger.orders.give(Order(act=Act.ASK, at=NOW, who="ann", because=""))
     accept(ledger, alert("a"), alert("b", worker="w2"))
     first, second = ledger.episodes.list_open()
@@ -134,10 +136,10 @@ def test_an_approval_of_one_episode_is_none_of_another(ledger: Ledger) -> None:
 
     assert isinstance(found, Wait)
     assert found.reason == "approval"
-    assert journal(ledger, second.episode_id) == ["saw alert: firing"], "its account tells of its own answers only"
+    assert journal(ledger, second.episode_id) == ["saw alert: firing"], "the answer is in the journal of the first only"
 
 
-def test_what_is_only_promised_when_approval_is_ordered_is_asked_about(ledger: Ledger, store: JobStore) -> None:
+def test_planned_restart_needs_approval_if_ordered_later(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     episode = take_up(ledger)
@@ -153,7 +155,7 @@ def test_what_is_only_promised_when_approval_is_ordered_is_asked_about(ledger: L
     assert history(ledger).outcome == "mended"
 
 
-def test_what_was_taken_when_approval_is_ordered_is_finished(ledger: Ledger, store: JobStore) -> None:
+def test_begun_restart_is_finished_if_approval_is_ordered_later(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
 
     def before_stop(_: Box) -> None:
@@ -167,7 +169,7 @@ def test_what_was_taken_when_approval_is_ordered_is_finished(ledger: Ledger, sto
 
 
 @pytest.mark.parametrize("command", ["approve", "decline"])
-def test_an_answer_to_what_is_over_or_asks_nothing_is_refused_with_a_sentence(
+def test_answer_is_refused_for_an_episode_that_does_not_ask(
     ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     def said(episode: str) -> str:
@@ -191,10 +193,10 @@ def test_an_answer_to_what_is_over_or_asks_nothing_is_refused_with_a_sentence(
     assert [each.act for each in ledger.orders.given_since(since=0.0)][-1] is Act.APPROVE
 
 
-def test_what_was_begun_asks_nothing_any_more(
+def test_begun_restart_cannot_be_declined(
     ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world = asked(ledger, store, cli)
+    world = waits_for_approval(ledger, store, cli)
     world.boxes["w1"].unkillable = True
     cli("approve", "1")
     go_on(ledger, store, world)
@@ -206,7 +208,7 @@ def test_what_was_begun_asks_nothing_any_more(
 
 
 @pytest.mark.parametrize("for_s", ["0s", "25h"])
-def test_an_approval_is_bounded(
+def test_duration_of_an_approval_is_limited(
     ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str], for_s: str
 ) -> None:
     assert cli("approve", "1", "--for", for_s) == 2
@@ -215,10 +217,10 @@ def test_an_approval_is_bounded(
     assert ledger.orders.given_since(since=0.0) == []
 
 
-def test_arming_without_approval_shows_what_waits_for_one(
+def test_arm_without_approval_lists_episodes_that_wait_for_one(
     ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked(ledger, store, cli)
+    waits_for_approval(ledger, store, cli)
     capsys.readouterr()
 
     cli("arm", "--yes", "--approval")
@@ -230,10 +232,10 @@ def test_arming_without_approval_shows_what_waits_for_one(
     assert capsys.readouterr().out.split()[0] == "1"
 
 
-def test_the_audit_tells_of_answers(
+def test_audit_lists_answers(
     ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked(ledger, store, cli)
+    waits_for_approval(ledger, store, cli)
     cli("approve", "1", "--for", "15m", "--reason", "looked")
     ledger.episodes.close(1, Outcome.SUPERSEDED, Reason.DONE, "closed", now=time.time())
     capsys.readouterr()

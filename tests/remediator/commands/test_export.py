@@ -1,4 +1,4 @@
-"""`gpuwarden ledger export`: everything of every episode, as JSON, and a file that is never half."""
+"""`gpuwarden ledger export`: all data of every episode as JSON, and files that are replaced atomically."""
 
 import json
 import stat
@@ -17,7 +17,7 @@ from remediator.ledger import export_rows
 from remediator.ledger.ledger import Ledger
 from tests.remediator.builders import HOST, KEY, NOW, alert
 from tests.remediator.ledger.test_ledger import opened
-from tests.remediator.ledger.test_retention import mended
+from tests.remediator.ledger.test_retention import fixed_episode
 
 
 def exported(ledger_url: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -25,15 +25,15 @@ def exported(ledger_url: str, capsys: pytest.CaptureFixture[str], *arguments: st
     return capsys.readouterr().out
 
 
-def told(ledger_url: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+def exported_episodes(ledger_url: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in exported(ledger_url, capsys, *arguments).splitlines()]
 
 
-def test_a_line_holds_the_whole_episode(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    mended(ledger)
+def test_line_has_the_whole_episode(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fixed_episode(ledger)
     opened(ledger, worker="w2")
 
-    first, second = told(ledger_url, capsys)
+    first, second = exported_episodes(ledger_url, capsys)
 
     assert (first["worker"], first["outcome"], first["closed_at"]) == ("w1", "mended", NOW)
     assert first["alerts"] == [
@@ -56,21 +56,23 @@ def test_a_line_holds_the_whole_episode(ledger: Ledger, ledger_url: str, capsys:
 
 
 def test_captures_are_exported_on_request(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    mended(ledger)
+    fixed_episode(ledger)
 
-    (episode,) = told(ledger_url, capsys, "--captures")
+    (episode,) = exported_episodes(ledger_url, capsys, "--captures")
 
     (capture,) = episode["captures"]
     assert capture == {"at": NOW, "host": HOST, "document": {"processes": [], "cut_short": None, "curves": []}}
 
 
-def test_a_period_selects_open_episodes(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_period_selects_episodes_open_in_it(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     def workers(*arguments: str) -> list[str]:
-        return [episode["worker"] for episode in told(ledger_url, capsys, *arguments)]
+        return [episode["worker"] for episode in exported_episodes(ledger_url, capsys, *arguments)]
 
     now = time.time()
     for n, age_s in enumerate((7200.0, 3600.0, 60.0)):
-        mended(ledger, worker=f"w{n}", key=f"key {n}", settle_key=f"{n}/1", at=now - age_s)
+        fixed_episode(ledger, worker=f"w{n}", key=f"key {n}", settle_key=f"{n}/1", at=now - age_s)
 
     assert workers() == ["w0", "w1", "w2"]
     assert workers("--since", "90m") == ["w1", "w2"]
@@ -80,20 +82,20 @@ def test_a_period_selects_open_episodes(ledger: Ledger, ledger_url: str, capsys:
     assert workers("--since", a_local_time) == ["w2"]
 
 
-def test_an_empty_ledger_is_no_lines(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_ledger_exports_nothing(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ledger.reports.newest() == []
 
     assert exported(ledger_url, capsys) == ""
 
 
-def test_a_file_is_replaced_whole_and_only_its_owner_may_read_it(
+def test_file_is_replaced_atomically_and_readable_only_by_its_owner(
     ledger: Ledger, ledger_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "archive"
     folder.mkdir()
     file = folder / "ledger.jsonl"
-    file.write_text("of yesterday\n")
-    mended(ledger)
+    file.write_text("old export\n")
+    fixed_episode(ledger)
 
     assert main(["ledger", "--ledger", ledger_url, "export", "--output", str(file)]) == 0
 
@@ -104,7 +106,7 @@ def test_a_file_is_replaced_whole_and_only_its_owner_may_read_it(
     assert [each.name for each in folder.iterdir()] == ["ledger.jsonl"]
 
 
-def test_where_the_ledger_fails_on_the_way_the_file_stays_as_it_was(
+def test_file_is_unchanged_if_the_ledger_fails_during_the_export(
     ledger: Ledger,
     ledger_url: str,
     tmp_path: Path,
@@ -114,9 +116,9 @@ def test_where_the_ledger_fails_on_the_way_the_file_stays_as_it_was(
     folder = tmp_path / "archive"
     folder.mkdir()
     file = folder / "ledger.jsonl"
-    file.write_text("of yesterday\n")
+    file.write_text("old export\n")
     for n in range(2):
-        mended(ledger, worker=f"w{n}", key=f"key {n}", settle_key=f"{n}/1")
+        fixed_episode(ledger, worker=f"w{n}", key=f"key {n}", settle_key=f"{n}/1")
     monkeypatch.setattr(export_rows, "PAGE", 1)
     page, pages = export_rows.page, list[Any]()
 
@@ -131,25 +133,25 @@ def test_where_the_ledger_fails_on_the_way_the_file_stays_as_it_was(
     assert main(["ledger", "--ledger", ledger_url, "export", "--output", str(file)]) == 1
 
     assert "it went away" in capsys.readouterr().err
-    assert file.read_text() == "of yesterday\n"
+    assert file.read_text() == "old export\n"
     assert [each.name for each in folder.iterdir()] == ["ledger.jsonl"]
 
 
-def test_a_folder_that_is_not_there_is_told(
+def test_missing_folder_is_reported(
     ledger: Ledger, ledger_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mended(ledger)
+    fixed_episode(ledger)
 
     assert main(["ledger", "--ledger", ledger_url, "export", "--output", str(tmp_path / "none" / "x")]) == 1
 
     assert "cannot be written (No such file or directory): choose another --output" in capsys.readouterr().err
 
 
-def test_what_takes_long_says_how_far_it_is(
+def test_long_export_prints_its_progress(
     ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(3):
-        mended(ledger, worker=f"w{n}", key=f"key {n}", settle_key=f"{n}/1")
+        fixed_episode(ledger, worker=f"w{n}", key=f"key {n}", settle_key=f"{n}/1")
     monkeypatch.setattr(export, "PROGRESS_S", 0.0)
 
     assert main(["ledger", "--ledger", ledger_url, "export"]) == 0
@@ -159,7 +161,7 @@ def test_what_takes_long_says_how_far_it_is(
     assert len(captured.out.splitlines()) == 3
 
 
-def test_a_long_history_takes_no_more_memory_than_a_short_one(ledger: Ledger) -> None:
+def test_memory_does_not_grow_with_the_ledger(ledger: Ledger) -> None:
     def peak() -> int:
         tracemalloc.start()
         count = sum(1 for _ in ledger.reports.export())
@@ -169,18 +171,18 @@ def test_a_long_history_takes_no_more_memory_than_a_short_one(ledger: Ledger) ->
         return found
 
     for n in range(40):
-        mended(ledger, worker=f"w{n}", key=f"key {n}", settle_key=f"{n}/1")
+        fixed_episode(ledger, worker=f"w{n}", key=f"key {n}", settle_key=f"{n}/1")
     next(ledger.reports.export())
     short = peak()
 
     for n in range(40, 160):
-        mended(ledger, worker=f"w{n}", key=f"key {n}", settle_key=f"{n}/1")
+        fixed_episode(ledger, worker=f"w{n}", key=f"key {n}", settle_key=f"{n}/1")
 
     assert peak() < 1.5 * short
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "7", "2026-13-01"])
-def test_what_is_no_time_is_called_so(ledger_url: str, capsys: pytest.CaptureFixture[str], text: str) -> None:
+def test_invalid_time_is_refused(ledger_url: str, capsys: pytest.CaptureFixture[str], text: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["ledger", "--ledger", ledger_url, "export", "--since", text])
 
@@ -188,5 +190,5 @@ def test_what_is_no_time_is_called_so(ledger_url: str, capsys: pytest.CaptureFix
     assert "use a duration (12h, 7d) or a time (2026-01-31T08:00)" in capsys.readouterr().err
 
 
-def test_a_day_begins_at_local_midnight() -> None:
+def test_date_means_local_midnight() -> None:
     assert time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment("2026-01-31"))) == "2026-01-31 00:00:00"

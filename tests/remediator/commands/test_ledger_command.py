@@ -1,4 +1,4 @@
-"""`gpuwarden ledger list|show|refused`, as a person and as a program read it."""
+"""`gpuwarden ledger list|show|refused|capture`: text and JSON."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_an_empty_ledger_says_so(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_ledger_is_reported(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ledger.reports.newest() == []
 
     assert main(["ledger", "--ledger", ledger_url, "list"]) == 0
@@ -37,7 +37,7 @@ def test_an_empty_ledger_says_so(ledger: Ledger, ledger_url: str, capsys: pytest
     assert (captured.out, captured.err) == ("", "no episodes yet\n")
 
 
-def test_list_shows_an_episode_a_line(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_prints_one_line_per_episode(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     filled(ledger)
     ledger.inbox.accept([alert("b", worker="w2", job_id=None)], [], now=NOW)
     ledger.inbox.take_new(HOST, now=NOW)
@@ -45,7 +45,7 @@ def test_list_shows_an_episode_a_line(ledger: Ledger, ledger_url: str, capsys: p
     lines = said(capsys, "--ledger", ledger_url, "list")
 
     assert [line.partition("  ")[2] for line in lines] == [
-        "episode 1: stall of w1 on box1, job 7 attempt 1: mended (all is well)",
+        f"episode 1: stall of w1 on box1, job 7 attempt 1: {Outcome.FIXED} (all is well)",
         "episode 2: stall of w2 on box1, no job: open",
     ]
     assert len(said(capsys, "--ledger", ledger_url, "list", "--last", "1")) == 1
@@ -55,27 +55,27 @@ def test_show_prints_all_entries_and_times(ledger: Ledger, ledger_url: str, caps
     filled(ledger)
 
     assert said(capsys, "--ledger", ledger_url, "show", "1") == [
-        "episode 1: stall of w1 on box1, job 7 attempt 1: mended (all is well)",
+        f"episode 1: stall of w1 on box1, job 7 attempt 1: {Outcome.FIXED} (all is well)",
         "     +0.0 s  saw      alert: firing      stalled",
         "     +3.2 s  did      stop               took 1.2 s",
-        "     +4.0 s  decided  close: mended      all is well",
+        f"     +4.0 s  decided  {f'close: {Outcome.FIXED}':<18} all is well",
     ]
 
 
-def test_another_hosts_entry_names_it(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_entry_of_another_host_names_it(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     filled(ledger)
     other = Ledger.open(ledger_url, host="box2")
     other.journal.record(1, "did", "requeue", "stall: retry 1 of 3", now=NOW + 5)
     other.close()
 
-    told = said(capsys, "--ledger", ledger_url, "show", "1")
+    output = said(capsys, "--ledger", ledger_url, "show", "1")
 
-    assert told[2].endswith("took 1.2 s")
-    assert "(box1)" not in "".join(told)
-    assert told[-1] == "     +5.0 s  did      requeue            (box2) stall: retry 1 of 3"
+    assert output[2].endswith("took 1.2 s")
+    assert "(box1)" not in "".join(output)
+    assert output[-1] == "     +5.0 s  did      requeue            (box2) stall: retry 1 of 3"
 
 
-def test_json_is_one_object_a_line(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_object_per_line(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     filled(ledger)
 
     (listed,) = [json.loads(line) for line in said(capsys, "--ledger", ledger_url, "list", "--json")]
@@ -93,7 +93,9 @@ def test_json_is_one_object_a_line(ledger: Ledger, ledger_url: str, capsys: pyte
     }
 
 
-def test_refused_alerts_have_a_reason(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_alerts_are_listed_with_a_reason(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     refusal = Refusal(reason=Reason.NO_HOST, message="no label `host`", fingerprint="f", labels={"worker": "w1"})
     ledger.inbox.accept([], [refusal], now=NOW)
 
@@ -106,7 +108,7 @@ def test_refused_alerts_have_a_reason(ledger: Ledger, ledger_url: str, capsys: p
     }  # fmt: skip
 
 
-def test_an_unknown_episode_exits_1(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_episode_exits_1(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     filled(ledger)
 
     assert main(["ledger", "--ledger", ledger_url, "show", "99"]) == 1
@@ -114,7 +116,7 @@ def test_an_unknown_episode_exits_1(ledger: Ledger, ledger_url: str, capsys: pyt
     assert missing(capsys.readouterr().err, "gpuwarden ledger: ", "episode 99", "`gpuwarden ledger list`") == []
 
 
-def test_the_ledger_may_come_from_the_environment(
+def test_ledger_is_read_from_the_environment(
     ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(ledger)
@@ -123,14 +125,14 @@ def test_the_ledger_may_come_from_the_environment(
     assert len(said(capsys, "list")) == 1
 
 
-def test_a_mistyped_ledger_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_ledger_is_not_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ledger", "--ledger", f"sqlite:///{tmp_path}/ledgr.db", "list"]) == 1
 
     assert missing(capsys.readouterr().err, f"{tmp_path}/ledgr.db") == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_url_is_one_line_and_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_url_is_one_line_and_exit_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ledger", "--ledger", "ledger.db", "list"]) == 1
 
     assert capsys.readouterr().err == (
@@ -152,11 +154,11 @@ def test_labels_cannot_steer_a_terminal(ledger: Ledger, ledger_url: str, capsys:
     assert "é\\x1b]0;owned\\x07\\nforged" in lines[1]
 
 
-# --- what was captured
+# --- captures
 
 
 def captured(ledger: Ledger, *, armed: bool = True, **changed: Any) -> None:
-    """An episode of which something was captured 3.2 s after it opened."""
+    """An episode with a capture 3.2 s after it opened."""
     ledger.inbox.accept([alert()], [], now=NOW)
     ledger.inbox.take_new(HOST, now=NOW)
     (episode,) = ledger.episodes.list_open(HOST)
@@ -196,21 +198,21 @@ def test_show_is_short_for_many_threads(ledger: Ledger, ledger_url: str, capsys:
     process = {"pid": 1, "name": "p", "state": "S", "threads": 40, "seen": [thread] * 40}
     captured(ledger, armed=False, processes=[process], notes=[])
 
-    told = said(capsys, "--ledger", ledger_url, "show", "1")[3:]
+    output = said(capsys, "--ledger", ledger_url, "show", "1")[3:]
 
-    assert missing(told[0], "dry run") == []
-    assert missing(told[-1], "24 more threads", "`gpuwarden ledger capture`") == []
-    assert len(told) == 18
+    assert missing(output[0], "dry run") == []
+    assert missing(output[-1], "24 more threads", "`gpuwarden ledger capture`") == []
+    assert len(output) == 18
 
 
-def test_evidence_prints_all_of_it(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_capture_prints_everything(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     captured(ledger, cut_short="cut short after 5 s", left_out_bytes=7)
 
-    heading, *told = said(capsys, "--ledger", ledger_url, "capture", "1")
+    heading, *output = said(capsys, "--ledger", ledger_url, "capture", "1")
 
     assert heading.startswith("captured before the stop at 20")
     assert heading.endswith(f" on {HOST}, in 0.2 s")
-    assert told == [
+    assert output == [
         "  cut short after 5 s",
         "  no Python stacks of process 9: it has ended",
         "  7 bytes left out (--capture-max-bytes)",
@@ -228,7 +230,7 @@ def test_evidence_prints_all_of_it(ledger: Ledger, ledger_url: str, capsys: pyte
 
 
 def drawn(metric: str, *values: float | None, gpu: str | None = None) -> dict[str, Any]:
-    """One curve, of which the last point is when the episode opened."""
+    """One curve that ends when the episode opened."""
     at = NOW - 60 * (len(values) - 1)
     return {"metric": metric, "gpu": gpu, "source": "http://a", "at": at, "step_s": 60, "values": list(values)}
 
@@ -240,13 +242,13 @@ CURVES = [
     drawn("gpuwarden_container_memory_bytes", 2.0**30, 2.0**30, None, 2.0**30, 2.0**30),
     drawn("of_a_later_version", -1.0, None, None, None, None),
 ]
-"""A worker that stopped beating, its GPU idle and its RAM flat; nothing was known in the middle."""
+"""A worker without step beats, with an idle GPU and constant RAM. One sample is missing."""
 
 
 def test_curves_are_lines_with_gaps(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     captured(ledger, curves=CURVES, notes=[], processes=[])
 
-    told = said(capsys, "--ledger", ledger_url, "show", "1")
+    output = said(capsys, "--ledger", ledger_url, "show", "1")
     lines = [
         "  beat age            |▁▁ ▅█| 0.2 s to 121.0 s, last 121.0 s",
         "  GPU use of GPU-0    |█▅ ▁▁| 0% to 93%, last 0%",
@@ -254,15 +256,15 @@ def test_curves_are_lines_with_gaps(ledger: Ledger, ledger_url: str, capsys: pyt
         "  RAM                 |██ ██| 1024 MiB to 1024 MiB, last 1024 MiB",
         "  of_a_later_version  |▁    | -1.0 s to -1.0 s, last unknown",
     ]
-    assert told[2].endswith("0 processes, 0 threads, 0 Python stacks, 5 curves; took 0.2 s")
-    assert told[4:] == ["    -240 s to +0 s, step 60 s:", *(f"    {line}" for line in lines)]
+    assert output[2].endswith("0 processes, 0 threads, 0 Python stacks, 5 curves; took 0.2 s")
+    assert output[4:] == ["    -240 s to +0 s, step 60 s:", *(f"    {line}" for line in lines)]
 
     full = said(capsys, "--ledger", ledger_url, "capture", "1")
     heading = f"  {format_time(NOW - 240)} to {format_time(NOW)}, step 60 s:"
     assert full[2:8] == [heading, *(f"  {line}" for line in lines)]
 
 
-def test_a_dense_curve_shows_its_maxima(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dense_curve_shows_its_maxima(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     values = [None, *(8.0 if number == 60 else 1.0 for number in range(120))]
     captured(ledger, curves=[drawn("gpuwarden_job_step_beat_age_seconds", *values)])
 
@@ -276,27 +278,33 @@ def test_a_dense_curve_shows_its_maxima(ledger: Ledger, ledger_url: str, capsys:
     assert (short.count("█"), short.count("▂"), short[30]) == (1, 59, "█")
 
 
-def test_evidence_as_json_is_what_was_kept(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_capture_as_json_is_the_saved_document(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     captured(ledger)
 
     (line,) = said(capsys, "--ledger", ledger_url, "capture", "1", "--json")
 
-    told = json.loads(line)
-    assert (told["at"], told["host"]) == (NOW + 3.25, HOST)
-    assert told["document"] == ledger.captures.of_episode(1)[0].document
+    output = json.loads(line)
+    assert (output["at"], output["host"]) == (NOW + 3.25, HOST)
+    assert output["document"] == ledger.captures.of_episode(1)[0].document
 
 
-def test_an_episode_without_a_capture(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_episode_without_a_capture_is_reported(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     filled(ledger)
 
     assert main(["ledger", "--ledger", ledger_url, "capture", "1"]) == 0
 
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "no capture of episode 1\n")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "no capture of episode 1\n")
     assert main(["ledger", "--ledger", ledger_url, "capture", "9"]) == 1
 
 
-def test_a_process_cannot_steer_a_terminal(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_processes_cannot_steer_a_terminal(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     hostile = "x\x1b[2J\nforged\r\x07\u202e"
     frames = [{"function": hostile, "file": f"/{hostile}/{hostile}", "line": 1}]
     stack = {"name": hostile, "owns_gil": False, "frames": frames, "frames_cut": 0}

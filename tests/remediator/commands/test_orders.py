@@ -1,4 +1,4 @@
-"""`gpuwarden arm|disarm|pause|resume|breaker`, and how the ledger and a running executor obey them."""
+"""`gpuwarden arm|disarm|pause|resume|breaker`, and their effect on the ledger and a running executor."""
 
 import io
 import json
@@ -54,17 +54,17 @@ def standing(ledger: Ledger) -> list[tuple[str, str | None, str | None]]:
 
 
 def dry(ledger: Ledger, store: JobStore) -> World:
-    """A wedge that a dry run has recorded."""
+    """A stalled job that a dry run has recorded."""
     world = stalled_job(ledger, store)
     turn(executor(ledger, store, world, armed=False), ledger)
     assert journal(ledger)[-1] == "decided wait: dry_run"
     return world
 
 
-# --- arming
+# --- arm and disarm
 
 
-def test_arm_shows_what_waits_for_it_and_asks_on_a_terminal(
+def test_arm_lists_waiting_episodes_and_asks_on_a_terminal(
     ledger: Ledger,
     store: JobStore,
     cli: Callable[..., int],
@@ -91,7 +91,7 @@ def test_arm_shows_what_waits_for_it_and_asks_on_a_terminal(
     assert order.who.startswith("ann@")
 
 
-def test_arm_without_a_terminal_wants_a_yes(
+def test_arm_without_a_terminal_needs_yes(
     ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
@@ -106,7 +106,7 @@ def test_arm_without_a_terminal_wants_a_yes(
     assert armed.startswith("armed: ")
 
 
-def test_one_remedy_of_one_host_is_armed_and_disarmed(ledger: Ledger, cli: Callable[..., int]) -> None:
+def test_arm_and_disarm_accept_a_remedy_and_a_host(ledger: Ledger, cli: Callable[..., int]) -> None:
     assert cli("arm", "--yes", "--remedy", REMEDY, "--host", HOST) == 0
     assert standing(ledger) == [("arm", HOST, REMEDY)]
 
@@ -132,7 +132,7 @@ def test_one_remedy_of_one_host_is_armed_and_disarmed(ledger: Ledger, cli: Calla
         (("breaker",), 2, ("reset",)),
     ],
 )
-def test_what_will_not_do_is_told_and_changes_nothing(
+def test_invalid_order_is_refused_and_changes_nothing(
     ledger: Ledger,
     cli: Callable[..., int],
     capsys: pytest.CaptureFixture[str],
@@ -146,7 +146,7 @@ def test_what_will_not_do_is_told_and_changes_nothing(
     assert ledger.orders.current().given == ()
 
 
-def test_an_order_is_in_the_journal_of_its_episodes(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
+def test_order_is_in_the_journal_of_its_episodes(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
     dry(ledger, store)
     accept(ledger, alert("b", host="box2"))
     ledger.inbox.take_new("box2", now=NOW)
@@ -154,13 +154,13 @@ def test_an_order_is_in_the_journal_of_its_episodes(ledger: Ledger, store: JobSt
     cli("arm", "--yes", "--host", HOST, "--reason", "we agree")
 
     assert journal(ledger)[-1] == "ordered arm"
-    story = ledger.reports.get(1)
-    assert story is not None
-    assert re.fullmatch(r"by ann@\S+: we agree", story.entries[-1].message)
+    found = ledger.reports.get(1)
+    assert found is not None
+    assert re.fullmatch(r"by ann@\S+: we agree", found.entries[-1].message)
     assert journal(ledger, 2) == ["saw alert: firing"]
 
 
-def test_ledger_orders_lists_who_ordered_what(cli: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_lists_orders(cli: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     cli("arm", "--yes", "--reason", "shift\x1b[2J")
     cli("pause", "--for", "2h")
     cli("disarm")
@@ -176,23 +176,23 @@ def test_ledger_orders_lists_who_ordered_what(cli: Callable[..., int], capsys: p
     assert [each["act"] for each in parsed] == ["arm", "pause", "disarm"]
 
 
-# --- a running executor obeys
+# --- a running executor
 
 
-def test_its_log_says_who_armed_and_disarmed_it(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
+def test_arm_and_disarm_are_logged_by_the_executor(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
     structlog.reset_defaults()
     with capture_logs() as logged, looping(executor(ledger, store, World(), armed=False)):
         cli("arm", "--yes", "--reason", "go")
-        eventually(lambda: any(each["event"] == "armed: acts" for each in logged), "it says that it acts")
+        eventually(lambda: any(each["event"] == "armed: acts" for each in logged), "the arm is logged")
         cli("disarm")
-        eventually(lambda: logged[-1]["event"].startswith("dry run"), "and that it does not any more")
+        eventually(lambda: logged[-1]["event"].startswith("dry run"), "the disarm is logged")
 
     acts = next(each for each in logged if each["event"] == "armed: acts")
     assert (acts["remedy"], acts["because"]) == (REMEDY, "go")
     assert acts["by"].startswith("ann@")
 
 
-def test_a_disarming_that_comes_before_the_begin_is_committed_is_obeyed(ledger: Ledger) -> None:
+def test_disarm_before_the_begin_is_committed_is_obeyed(ledger: Ledger) -> None:
     accept(ledger, alert())
     (episode,) = ledger.episodes.list_open()
 
@@ -206,7 +206,7 @@ def test_a_disarming_that_comes_before_the_begin_is_committed_is_obeyed(ledger: 
 # --- pauses
 
 
-def test_what_was_begun_when_a_pause_comes_is_finished_and_pause_says_so(
+def test_pause_lists_begun_restarts_which_are_finished(
     ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = stalled_job(ledger, store)
@@ -222,7 +222,7 @@ def test_what_was_begun_when_a_pause_comes_is_finished_and_pause_says_so(
     assert missing(capsys.readouterr().out, "episode 1 of w1 on box1", "will finish") == []
 
 
-def test_a_pause_until_a_time_of_day_ends_at_the_next_one(ledger: Ledger, cli: Callable[..., int]) -> None:
+def test_pause_until_a_time_of_day_ends_at_its_next_occurrence(ledger: Ledger, cli: Callable[..., int]) -> None:
     now = time.time()
     hour_ago = time.strftime("%H:%M", time.localtime(now - 3600))
 
@@ -236,7 +236,7 @@ def test_a_pause_until_a_time_of_day_ends_at_the_next_one(ledger: Ledger, cli: C
     assert now + 7100 < by_date.until <= now + 7200
 
 
-def test_a_time_of_day_is_local_time(ledger: Ledger, cli: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_day_is_local_time(ledger: Ledger, cli: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
     before_it_changes = datetime(2026, 10, 24, 20, 0, tzinfo=UTC).timestamp()
     monkeypatch.setattr(DatabaseClock, "now", lambda _: before_it_changes)
     monkeypatch.setenv("TZ", "Europe/Berlin")
@@ -263,7 +263,7 @@ def test_resume_ends_pauses(ledger: Ledger, cli: Callable[..., int], capsys: pyt
     assert ledger.orders.current().pauses(host=HOST, now=time.time()) == []
 
 
-def test_a_resumed_pause_does_not_come_back_with_the_next_one(ledger: Ledger, cli: Callable[..., int]) -> None:
+def test_ended_pause_does_not_return_with_the_next_one(ledger: Ledger, cli: Callable[..., int]) -> None:
     cli("pause", "--for", "30d", "--host", HOST)
     cli("resume")
     cli("pause", "--for", "10m")
@@ -276,12 +276,12 @@ def test_a_resumed_pause_does_not_come_back_with_the_next_one(ledger: Ledger, cl
 # --- cool-downs
 
 
-def test_recent_frees_are_listed_by_name_and_promises_are_not(ledger: Ledger, store: JobStore) -> None:
+def test_recent_restarts_are_listed_without_planned_ones(ledger: Ledger, store: JobStore) -> None:
     to_the_end(executor(ledger, store, stalled_job(ledger, store)), ledger)
     accept(ledger, alert("b", worker="w2"))
-    (promised,) = ledger.episodes.list_open()
+    (planned,) = ledger.episodes.list_open()
     step = replace(BEGIN, free_key="another", settle_key=None)
-    assert ledger.intents.begin(promised, step, safety_limits=BOUNDLESS, now=time.time()) is None
+    assert ledger.intents.begin(planned, step, safety_limits=BOUNDLESS, now=time.time()) is None
 
     found = ledger.orders.restarts_since(time.time() - 60)
 
@@ -289,10 +289,10 @@ def test_recent_frees_are_listed_by_name_and_promises_are_not(ledger: Ledger, st
     assert ledger.orders.restarts_since(time.time() - 60, host="box2") == []
 
 
-# --- the brake
+# --- the circuit breaker
 
 
-def test_many_that_begin_at_the_same_moment_are_counted_one_after_another(ledger: Ledger, ledger_url: str) -> None:
+def test_concurrent_begins_are_counted_one_after_another(ledger: Ledger, ledger_url: str) -> None:
     ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
     workers = [f"w{number}" for number in range(8)]
     accept(ledger, *(alert(worker, worker=worker) for worker in workers))
@@ -316,7 +316,7 @@ def test_many_that_begin_at_the_same_moment_are_counted_one_after_another(ledger
     assert rows(ledger, "SELECT count(*) FROM standing_orders WHERE act = 'breaker'") == [(1,)]
 
 
-def test_the_share_of_a_large_fleet_counts_the_workers_of_every_live_executor(ledger: Ledger) -> None:
+def test_fleet_size_counts_workers_of_every_running_executor(ledger: Ledger) -> None:
     for host, workers, now in (("box1", 12, NOW), ("box2", 8, NOW - 5), ("box3", 100, NOW - 3600), ("box4", None, NOW)):
         ledger.executors.beat(host=host, pid=1, armed=True, started_at=1.0, errors=0, now=now, workers=workers)
 
@@ -326,7 +326,7 @@ def test_the_share_of_a_large_fleet_counts_the_workers_of_every_live_executor(le
 
 
 def begun(ledger: Ledger, worker: str, *, life: int, now: float) -> None:
-    """A free of this life of the worker's container, its stop under way."""
+    """A restart of this incarnation of the worker's container, which is being stopped."""
     accept(ledger, alert(f"{worker}{life}", worker=worker, attempt=str(life)))
     episode = ledger.episodes.list_open()[-1]
     step = replace(BEGIN, free_key=f"{worker}@{life}", container_handle=worker, settle_key=None)
@@ -346,7 +346,7 @@ def begun(ledger: Ledger, worker: str, *, life: int, now: float) -> None:
     ledger.episodes.close(kept.episode_id, Outcome.PARTLY, Reason.DONE, "b", now=now)
 
 
-def test_what_was_freed_before_the_clock_was_set_back_hides_no_later_free(ledger: Ledger) -> None:
+def test_restart_before_a_clock_step_back_does_not_hide_a_later_one(ledger: Ledger) -> None:
     ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
     begun(ledger, "w1", life=1, now=NOW + 3600)
     _, before = ledger.orders.with_activity(wish(handle="w1"), SafetyLimits(), now=NOW)
@@ -357,7 +357,7 @@ def test_what_was_freed_before_the_clock_was_set_back_hides_no_later_free(ledger
     assert (before.restarted_s_ago, after.restarted_s_ago) == (-3600, 10)
 
 
-def test_a_release_from_before_the_clock_was_set_back_excuses_no_storm(ledger: Ledger) -> None:
+def test_breaker_reset_before_a_clock_step_back_hides_no_later_restarts(ledger: Ledger) -> None:
     ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
     ledger.orders.give(Order(act=Act.RELEASE, at=NOW + 3600, who="ann", because=""))
     for worker in ("w1", "w2"):
@@ -368,7 +368,7 @@ def test_a_release_from_before_the_clock_was_set_back_excuses_no_storm(ledger: L
     assert recent.targets == {f"{HOST}/w1", f"{HOST}/w2"}
 
 
-def test_frees_from_before_the_clock_was_set_back_count_for_no_longer_than_they_would_have(ledger: Ledger) -> None:
+def test_restarts_before_a_clock_step_back_count_no_longer_than_others(ledger: Ledger) -> None:
     ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
     begun(ledger, "w1", life=1, now=NOW + 86400)
     begun(ledger, "w2", life=1, now=NOW + 60)
@@ -379,7 +379,7 @@ def test_frees_from_before_the_clock_was_set_back_count_for_no_longer_than_they_
     assert recent.restarts == 1
 
 
-def test_frees_of_one_container_latch_the_brake_and_count_from_its_release(ledger: Ledger) -> None:
+def test_restarts_of_one_container_open_the_breaker_and_count_from_its_reset(ledger: Ledger) -> None:
     ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
     safety_limits = SafetyLimits(cooldown_s=0.0, breaker_restarts=2)
 
@@ -391,33 +391,33 @@ def test_frees_of_one_container_latch_the_brake_and_count_from_its_release(ledge
         ledger.episodes.close(episode.episode_id, Outcome.PARTLY, Reason.DONE, "b", now=now)
         return found.reason if isinstance(found, Wait) else None
 
-    def latched() -> list[str]:
+    def breaker_orders() -> list[str]:
         return [each.because for each in ledger.orders.given_since(since=0.0) if each.act is Act.BREAKER]
 
     assert [begin(life, now=NOW + life * 600) for life in (1, 2)] == [None, None]
     assert begin(3, now=NOW + 1800) is Reason.CIRCUIT_BREAKER
-    assert [missing(each, "3 restarts", "3600 s") for each in latched()] == [[]]
-    assert begin(4, now=NOW + 9000) is Reason.CIRCUIT_BREAKER, "it stays so, however long"
-    assert len(latched()) == 1
+    assert [missing(each, "3 restarts", "3600 s") for each in breaker_orders()] == [[]]
+    assert begin(4, now=NOW + 9000) is Reason.CIRCUIT_BREAKER, "it stays open"
+    assert len(breaker_orders()) == 1
 
     ledger.orders.give(Order(act=Act.RELEASE, at=NOW + 1801, who="ann", because=""))
     assert [begin(life, now=NOW + 1802) for life in (5, 6)] == [None, None]
-    assert (begin(7, now=NOW + 1803), len(latched())) == (Reason.CIRCUIT_BREAKER, 2)
-    ledger.orders.give(Order(act=Act.RELEASE, at=NOW + 1, who="ann", because="of before the clock was set"))
+    assert (begin(7, now=NOW + 1803), len(breaker_orders())) == (Reason.CIRCUIT_BREAKER, 2)
+    ledger.orders.give(Order(act=Act.RELEASE, at=NOW + 1, who="ann", because="before the clock was set"))
     assert [begin(life, now=NOW + 1802 + 3600) for life in (8, 9)] == [None, None], "the hour is over"
 
 
-# --- words
+# --- formats
 
 
 @pytest.mark.parametrize(
     ("given", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86400), ("1h30m", 5400)]
 )
-def test_durations_are_read_as_people_write_them(given: str, seconds: float) -> None:
+def test_durations_with_units_are_parsed(given: str, seconds: float) -> None:
     assert parse_duration_s(given) == seconds
 
 
-def test_who_is_the_account_behind_sudo_or_a_number_where_it_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_is_the_user_behind_sudo_or_the_uid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert operator_name().startswith("ann@")
     monkeypatch.delenv("SUDO_USER")
 
@@ -429,12 +429,12 @@ def test_who_is_the_account_behind_sudo_or_a_number_where_it_has_no_name(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told_as"),
+    ("seconds", "text"),
     [(-1.0, "0 s"), (12.4, "12 s"), (60.0, "1 min"), (3725.0, "1 h 2 min"), (90000.0, "1 d 1 h"), (86405.0, "1 d 5 s")],
 )
-def test_a_duration_is_told_in_its_two_largest_units(seconds: float, told_as: str) -> None:
-    assert format_duration(seconds) == told_as
+def test_duration_is_formatted_in_its_two_largest_units(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
 
 
-def test_nothing_unprintable_reaches_a_terminal() -> None:
+def test_unprintable_characters_are_escaped() -> None:
     assert printable("é\x1b[2J\n") == "é\\x1b[2J\\n"

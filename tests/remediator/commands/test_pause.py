@@ -1,4 +1,4 @@
-"""`gpuwarden pause` and `resume`: times in which nothing new is begun."""
+"""`gpuwarden pause` and `resume`: periods without new restarts."""
 
 import re
 import time
@@ -30,7 +30,7 @@ def local(in_s: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + in_s))
 
 
-def test_inside_it_a_wedge_is_recorded_and_held_and_taken_up_after_its_end(ledger: Ledger, store: JobStore) -> None:
+def test_pause_holds_a_stalled_job_until_its_end(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     now = time.time()
@@ -43,12 +43,12 @@ def test_inside_it_a_wedge_is_recorded_and_held_and_taken_up_after_its_end(ledge
     assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
     assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
 
-    eventually(lambda: not left(ledger), "it has ended")
+    eventually(lambda: not left(ledger), "the pause has ended")
     to_the_end(works, ledger)
     assert (history(ledger).outcome, world.boxes["w1"].calls) == ("mended", ["stop", "start"])
 
 
-def test_one_that_is_planned_holds_nothing_before_it_begins(
+def test_planned_pause_holds_nothing_before_its_start(
     ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = stalled_job(ledger, store)
@@ -65,7 +65,7 @@ def test_one_that_is_planned_holds_nothing_before_it_begins(
     assert history(ledger).outcome == "mended"
 
 
-def test_it_ends_at_the_time_of_day_that_follows_its_beginning(ledger: Ledger, cli: Callable[..., int]) -> None:
+def test_time_of_day_is_the_first_after_the_start(ledger: Ledger, cli: Callable[..., int]) -> None:
     hour_before = time.strftime("%H:%M", time.localtime(time.time() + 7200 - 3600))
 
     assert cli("pause", "--from", local(7200), "--until", hour_before) == 0
@@ -77,7 +77,9 @@ def test_it_ends_at_the_time_of_day_that_follows_its_beginning(ledger: Ledger, c
     assert 22 * 3600 < window.until - window.since < 24 * 3600
 
 
-def test_windows_end_by_number(ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_pause_is_ended_by_its_number(
+    ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
     cli("pause", "--from", local(86400), "--for", "1h", "--host", HOST)
     cli("pause", "--from", local(3600), "--for", "1h", "--host", HOST)
     cli("pause", "--for", "1h")
@@ -96,7 +98,7 @@ def test_windows_end_by_number(ledger: Ledger, cli: Callable[..., int], capsys: 
     assert audit[-1].endswith(": postponed")
 
 
-def test_one_that_is_over_is_not_read_any_more(ledger: Ledger, cli: Callable[..., int]) -> None:
+def test_ended_pause_is_not_read(ledger: Ledger, cli: Callable[..., int]) -> None:
     now = time.time()
     ledger.orders.give(Order(act=Act.PAUSE, at=now - 9, who="ann", because="", until=now - 1))
     cli("pause", "--for", "1h")
@@ -117,7 +119,7 @@ def test_one_that_is_over_is_not_read_any_more(ledger: Ledger, cli: Callable[...
         (("resume", "1"), 1, ("pause 1:",)),
     ],
 )
-def test_what_will_not_do_is_told_and_changes_nothing(
+def test_invalid_pause_is_refused_and_changes_nothing(
     ledger: Ledger,
     cli: Callable[..., int],
     capsys: pytest.CaptureFixture[str],
@@ -131,7 +133,7 @@ def test_what_will_not_do_is_told_and_changes_nothing(
     assert ledger.orders.current().given == ()
 
 
-def test_so_many_may_be_planned_and_no_more(
+def test_number_of_pauses_is_limited(
     cli: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("remediator.commands.orders.PAUSES_MAX", 1)
@@ -142,7 +144,7 @@ def test_so_many_may_be_planned_and_no_more(
     assert missing(capsys.readouterr().err, "1 ", "`gpuwarden status`") == []
 
 
-def test_arming_names_a_window(ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_arm_lists_pauses(ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     cli("pause", "--for", "1h")
     (window,) = ledger.orders.current().pauses(host=None, now=ledger.now())
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""`gpuwarden status`: what it says of each part, what needs a person, and its exit codes."""
+"""`gpuwarden status`: the state of each part, what needs an operator, and exit codes."""
 
 import json
 import re
@@ -35,7 +35,7 @@ RULE: dict[str, Any] = {"name": "GpuwardenJobStalled", "labels": {"remedy": "res
 
 
 class Parts:
-    """Every part that is asked over HTTP, at one address; `pages` may be changed."""
+    """All parts that are checked over HTTP, at one address. Tests change `pages`."""
 
     def __init__(self) -> None:
         self.pages: dict[str, tuple[int, str]] = {
@@ -85,7 +85,7 @@ Said = tuple[int, list[str]]
 
 @pytest.fixture
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No time passes, so that an age is told to the second however long a look takes here."""
+    """Stop the clock, so that ages are exact."""
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
     monkeypatch.setattr(DatabaseClock, "now", lambda _: now)
@@ -95,7 +95,7 @@ def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def ask(
     ledger: Ledger, ledger_url: str, parts: Parts, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Said]:
-    """Ask for the status of a chain that is well: its exit code, and what it says."""
+    """Run `gpuwarden status` with healthy parts. Returns its exit code and its lines."""
     for name in status.ADDRESSES:
         monkeypatch.setenv(f"GPUWARDEN_{name.upper()}_URL", parts.url)
     for name in ("GPUWARDEN_QUEUE_DB", "GPUWARDEN_QUEUE_DB"):
@@ -122,7 +122,7 @@ def beat(ledger: Ledger, *, host: str = HOST, ago_s: float = 0.0, errors: int = 
     ledger.executors.beat(host=host, pid=7, armed=False, started_at=now - 99, errors=errors, now=now - ago_s, workers=4)
 
 
-def test_a_chain_that_is_well_needs_nobody(ask: Callable[..., Said], parts: Parts) -> None:
+def test_healthy_pipeline_needs_no_operator(ask: Callable[..., Said], parts: Parts) -> None:
     code, lines = ask()
 
     assert code == 0
@@ -154,7 +154,7 @@ def test_remedies_of_one_order_share_a_line(ledger: Ledger, ask: Callable[..., S
 
 
 @pytest.mark.usefixtures("stopped_clock")
-def test_it_says_what_is_armed_paused_held_and_was_freed_lately(ledger: Ledger, ask: Callable[..., Said]) -> None:
+def test_status_lists_armed_paused_and_held(ledger: Ledger, ask: Callable[..., Said]) -> None:
     now = time.time()
     ledger.orders.give(Order(act=Act.ARM, at=now, who="ann", because=""))
     ledger.orders.give(Order(act=Act.PAUSE, at=now, who="bob", because="a drill", until=now + 3600))
@@ -163,7 +163,7 @@ def test_it_says_what_is_armed_paused_held_and_was_freed_lately(ledger: Ledger, 
 
     code, lines = ask()
 
-    assert code == 0, "a pause ends by itself"
+    assert code == 0, "a pause ends without an operator"
     assert any(line.startswith("ARMED     every remedy on box1, armed by ann at ") for line in lines)
     assert any(
         line.startswith("paused    pause 2 on every host from ") and line.endswith(": a drill") for line in lines
@@ -171,7 +171,7 @@ def test_it_says_what_is_armed_paused_held_and_was_freed_lately(ledger: Ledger, 
     assert "  1: w\\x1b1 on box1, paused for 1 min 1 s: paused: by bob" in lines
 
 
-def test_it_says_what_is_paused_and_what_is_planned(ledger: Ledger, ask: Callable[..., Said]) -> None:
+def test_status_lists_current_and_planned_pauses(ledger: Ledger, ask: Callable[..., Said]) -> None:
     now = time.time()
     pause = Order(act=Act.PAUSE, at=now, who="bob", because="driver", host=HOST, until=now + 3600)
     ledger.orders.give(pause)
@@ -209,8 +209,20 @@ def test_it_says_what_is_paused_and_what_is_planned(ledger: Ledger, ask: Callabl
         ("/api/v1/rules", (200, "<html>a proxy</html>"), "prometheus: Prometheus is unreachable"),
         ("/api/v1/rules", (200, "{}"), "prometheus: Prometheus is unreachable"),
     ],
+    ids=[
+        "exporter not ready",
+        "a source fails",
+        "Alertmanager not ready",
+        "Prometheus not ready",
+        "no acting rules",
+        "a rule fails",
+        "exporter not scraped",
+        "no Alertmanager",
+        "HTML answer",
+        "empty answer",
+    ],
 )
-def test_a_part_that_is_not_well_is_named_with_what_to_do(
+def test_unhealthy_part_is_named_with_what_to_do(
     ask: Callable[..., Said], parts: Parts, path: str, answer: tuple[int, str], says: str
 ) -> None:
     parts.pages[path] = answer
@@ -222,7 +234,9 @@ def test_a_part_that_is_not_well_is_named_with_what_to_do(
     assert any(says in line for line in needs), lines
 
 
-def test_tls_and_password_are_used(ask: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_and_password_are_used_for_the_exporter(
+    ask: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours = authority(tmp_path / "ours")
     config, secret = tmp_path / "web.yml", tmp_path / "secret"
     config.write_text(tls(ours) + users(person="correct horse"))
@@ -242,23 +256,23 @@ def test_tls_and_password_are_used(ask: Callable[..., Said], tmp_path: Path, mon
     assert any("not valid for 'box-2.test'" in line for line in named)
 
 
-def test_a_silent_part_is_named_and_an_absent_one_is_not_asked(ask: Callable[..., Said]) -> None:
+def test_unreachable_part_is_named_and_an_excluded_one_not_checked(ask: Callable[..., Said]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        nobody = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        closed_port = f"http://127.0.0.1:{probe.getsockname()[1]}"
 
-    code, lines = ask("--prometheus", nobody, "--alertmanager", "none")
+    code, lines = ask("--prometheus", closed_port, "--alertmanager", "none")
 
     assert code == 1
     assert "alertmanager  -         not checked" in lines
     (need,) = lines[lines.index("needs an operator:") + 1 :]
-    assert [each for each in ("- prometheus: ", nobody, "--prometheus none") if each not in need] == []
+    assert [each for each in ("- prometheus: ", closed_port, "--prometheus none") if each not in need] == []
 
 
 def stale(ledger: Ledger) -> None:
     beat(ledger, ago_s=90.0)
 
 
-def latched(ledger: Ledger) -> None:
+def breaker_open(ledger: Ledger) -> None:
     ledger.orders.give(Order(act=Act.BREAKER, at=time.time(), who="e", because="4 at once"))
 
 
@@ -274,7 +288,7 @@ def unarmed(ledger: Ledger) -> None:
     ledger.journal.wait(1, Wait(reason=Reason.DRY_RUN, message="dry run"), now=time.time())
 
 
-def given_up(ledger: Ledger) -> None:
+def abandoned(ledger: Ledger) -> None:
     accept(ledger, alert())
     ledger.episodes.close(1, Outcome.PARTLY, Reason.DONE, "free abandoned", now=time.time())
 
@@ -284,7 +298,7 @@ def refused(ledger: Ledger) -> None:
     ledger.episodes.close(1, Outcome.REFUSED, Reason.DONE, "container w1 did not opt in", now=time.time())
 
 
-def held_for_long(ledger: Ledger) -> None:
+def waiting(ledger: Ledger) -> None:
     now = time.time()
     ledger.inbox.accept([alert()], [], now=now - 1000)
     ledger.inbox.take_new(HOST, now=now - 1000)
@@ -295,7 +309,7 @@ def long_silent(ledger: Ledger) -> None:
     beat(ledger, ago_s=8 * 86400.0)
 
 
-def silent_and_owing(ledger: Ledger) -> None:
+def silent_with_an_episode(ledger: Ledger) -> None:
     accept(ledger, alert())
     beat(ledger, ago_s=8 * 86400.0)
     beat(ledger, host="box2")
@@ -305,27 +319,25 @@ def silent_and_owing(ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     ("done", "names"),
     [
-        pytest.param(refused, ("episode 1 of w1 on box1", "container w1 did not opt in"), id="one refused"),
+        pytest.param(refused, ("episode 1 of w1 on box1", "container w1 did not opt in"), id="refused"),
         pytest.param(
-            held_for_long,
+            waiting,
             ("episode 1 of w1 on box1", "16 min 40 s", "container is unknown", "`gpuwarden ledger show 1`"),
-            id="one that waits for long",
+            id="waiting for long",
         ),
-        pytest.param(long_silent, ("executor box1: ", "8 d"), id="the only executor is long silent"),
-        pytest.param(stale, ("executor box1: ", "1 min 30 s"), id="an executor that does not go round"),
-        pytest.param(latched, ("4 at once", "`gpuwarden breaker reset`"), id="the brake is latched"),
+        pytest.param(long_silent, ("executor box1: ", "8 d"), id="only executor silent for days"),
+        pytest.param(stale, ("executor box1: ", "1 min 30 s"), id="executor silent"),
+        pytest.param(breaker_open, ("4 at once", "`gpuwarden breaker reset`"), id="breaker open"),
+        pytest.param(asked, ("episode 1 of w1 on box1", "`gpuwarden approve 1`"), id="approval needed"),
+        pytest.param(unarmed, ("1 episode in dry run", "`gpuwarden arm`"), id="not armed"),
         pytest.param(
-            asked, ("episode 1 of w1 on box1", "`gpuwarden approve 1`"), id="a wedge that a person is asked about"
-        ),
-        pytest.param(unarmed, ("1 episode in dry run", "`gpuwarden arm`"), id="a wedge that nobody mends"),
-        pytest.param(
-            given_up,
+            abandoned,
             ("episode 1 of w1 on box1", "free abandoned", "`gpuwarden ledger show 1`"),
-            id="one that was given up",
+            id="abandoned",
         ),
     ],
 )
-def test_what_needs_a_person_is_named_with_what_to_do(
+def test_episode_that_needs_an_operator_is_named_with_what_to_do(
     ledger: Ledger, ask: Callable[..., Said], done: Callable[[Ledger], None], names: tuple[str, ...]
 ) -> None:
     done(ledger)
@@ -334,13 +346,13 @@ def test_what_needs_a_person_is_named_with_what_to_do(
 
     assert code == 1
     (need,) = lines[lines.index("needs an operator:") + 1 :]
-    need = re.sub(r"( min \d)\d s", r"\g<1>0 s", need)  # asking takes a second or two
+    need = re.sub(r"( min \d)\d s", r"\g<1>0 s", need)  # the command takes a second or two
     assert [each for each in names if each not in need] == []
 
 
-def test_a_silent_host_that_owes_something_is_kept(ledger: Ledger, ask: Callable[..., Said], parts: Parts) -> None:
+def test_silent_host_with_an_open_episode_is_listed(ledger: Ledger, ask: Callable[..., Said], parts: Parts) -> None:
     parts.pages["/api/v1/query"] = (200, scraped(HOST, "box2"))
-    silent_and_owing(ledger)
+    silent_with_an_episode(ledger)
 
     code, lines = ask()
 
@@ -348,9 +360,9 @@ def test_a_silent_host_that_owes_something_is_kept(ledger: Ledger, ask: Callable
     assert any(line.startswith("executor box1 DOWN      no heartbeat for 8 d") for line in lines)
 
 
-def test_a_quarantined_gpu_needs_a_person(store: JobStore, queue_url: str, ask: Callable[..., Said]) -> None:
+def test_quarantined_gpu_needs_an_operator(store: JobStore, queue_url: str, ask: Callable[..., Said]) -> None:
     store.gpu_quarantine.quarantine(["GPU-0"], host=HOST, worker="w1", because="it cannot be stopped", now=store.now())
-    assert ask()[0] == 0, "nobody said where the queue is"
+    assert ask()[0] == 0, "without a queue"
 
     code, lines = ask("--queue-db", queue_url)
 
@@ -367,7 +379,7 @@ def test_a_quarantined_gpu_needs_a_person(store: JobStore, queue_url: str, ask: 
         ("queue.db", "invalid database URL"),
     ],
 )
-def test_a_bad_queue_is_named_and_not_made(ask: Callable[..., Said], tmp_path: Path, url: str, says: str) -> None:
+def test_invalid_queue_is_named_and_not_created(ask: Callable[..., Said], tmp_path: Path, url: str, says: str) -> None:
     code, lines = ask("--queue-db", url.format(tmp_path))
 
     assert code == 1
@@ -376,7 +388,7 @@ def test_a_bad_queue_is_named_and_not_made(ask: Callable[..., Said], tmp_path: P
     assert not (tmp_path / "qeue.db").exists()
 
 
-def test_an_executor_that_never_ran_or_was_given_up_is_told_apart(ledger: Ledger, ask: Callable[..., Said]) -> None:
+def test_executor_that_never_ran_differs_from_a_removed_one(ledger: Ledger, ask: Callable[..., Said]) -> None:
     beat(ledger, host="box2", ago_s=8 * 86400.0)
     beat(ledger, errors=2)
 
@@ -391,7 +403,7 @@ def test_an_executor_that_never_ran_or_was_given_up_is_told_apart(ledger: Ledger
 
 
 @pytest.mark.parametrize("name", ["ledger", "queue"])
-def test_a_locked_database_is_told_in_a_sentence(
+def test_locked_database_is_reported(
     ledger_file: Path,
     tmp_path: Path,
     ask: Callable[..., Said],
@@ -421,7 +433,7 @@ def test_a_locked_database_is_told_in_a_sentence(
         ("the server closed the connection", "check --ledger and its database"),
     ],
 )
-def test_what_the_ledger_answers_is_told_with_what_to_do(
+def test_ledger_error_is_reported_with_what_to_do(
     ask: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, error: str, says: str
 ) -> None:
     def refuse(_: Health) -> None:
@@ -435,7 +447,7 @@ def test_what_the_ledger_answers_is_told_with_what_to_do(
     assert says in lines[-1]
 
 
-def test_an_almost_full_disk_is_reported(ask: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_almost_full_disk_is_reported(ask: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "DISK_FREE_MIN", 2**62)
 
     code, lines = ask()
@@ -444,7 +456,7 @@ def test_an_almost_full_disk_is_reported(ask: Callable[..., Said], monkeypatch: 
     assert "MiB free on the disk of" in lines[-1]
 
 
-def test_a_missing_ledger_costs_its_lines(tmp_path: Path, parts: Parts, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_ledger_costs_only_its_lines(tmp_path: Path, parts: Parts, capsys: pytest.CaptureFixture[str]) -> None:
     urls = [option for name in status.ADDRESSES for option in (f"--{name}", parts.url)]
 
     code = main(["status", "--ledger", f"sqlite:///{tmp_path}/ledgr.db", "--queue-db", "none", *urls])
@@ -455,23 +467,23 @@ def test_a_missing_ledger_costs_its_lines(tmp_path: Path, parts: Parts, capsys: 
     assert f"prometheus    ok        ready at {parts.url}" in said
 
 
-def test_json_is_one_object_with_what_needs_a_person(ledger: Ledger, ask: Callable[..., Said]) -> None:
+def test_json_has_the_operator_needs(ledger: Ledger, ask: Callable[..., Said]) -> None:
     accept(ledger, alert())
     ledger.journal.wait(1, Wait(reason=Reason.DRY_RUN, message="dry run"), now=time.time())
 
     code, (line,) = ask("--json")
 
-    told = json.loads(line)
-    assert (code, told["ok"], len(told["needs"])) == (1, False, 1)
-    assert told["armed"] == [
+    output = json.loads(line)
+    assert (code, output["ok"], len(output["needs"])) == (1, False, 1)
+    assert output["armed"] == [
         {"host": HOST, "remedy": remedy, "armed": False, "approval": False, "by": None}
         for remedy in ("hold_lost_host", "recycle_container", "restart_container", "restart_worker", "wrangle")
     ]
-    assert told["episodes"][0]["reason"] == "dry_run"
-    assert {part["name"] for part in told["parts"]} >= {"ledger", "executor box1", "prometheus"}
+    assert output["episodes"][0]["reason"] == "dry_run"
+    assert {part["name"] for part in output["parts"]} >= {"ledger", "executor box1", "prometheus"}
 
 
-def test_it_is_called_wrongly_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_option_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["status", "--ledger", "sqlite:////l.db", "--what"])
 
@@ -480,7 +492,7 @@ def test_it_is_called_wrongly_with_2(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(("name", "kept"), [("ledger", True), ("queue", True), ("ledger", False)])
-def test_what_up_keeps_is_found_without_being_named(tmp_path: Path, *, name: str, kept: bool) -> None:
+def test_databases_of_up_are_found_by_default(tmp_path: Path, *, name: str, kept: bool) -> None:
     file = tmp_path / "gpuwarden" / name / f"{name}.db"
     if kept:
         file.parent.mkdir(parents=True)
@@ -494,7 +506,7 @@ def test_what_up_keeps_is_found_without_being_named(tmp_path: Path, *, name: str
 
 
 @pytest.mark.parametrize("said", [["status"], ["ledger", "list"], ["arm"], ["breaker", "reset"]], ids=" ".join)
-def test_where_no_ledger_is_found_it_is_said_how_one_is_named(
+def test_missing_ledger_setting_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     monkeypatch.delenv("GPUWARDEN_REMEDIATOR_LEDGER", raising=False)
@@ -505,5 +517,5 @@ def test_where_no_ledger_is_found_it_is_said_how_one_is_named(
         main(said)
 
     assert ended.value.code == 2
-    told = "no ledger found: set --ledger or"
-    assert f"{told} $GPUWARDEN_REMEDIATOR_LEDGER" in capsys.readouterr().err
+    output = "no ledger found: set --ledger or"
+    assert f"{output} $GPUWARDEN_REMEDIATOR_LEDGER" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A time in figures, as a command prints it."""
+"""`gpuwarden ledger summary`: counts of a period as text and JSON."""
 
 import json
 import time
@@ -17,7 +17,7 @@ DAY = 86400.0
 
 
 def filled(ledger: Ledger, *, now: float = NOW) -> None:
-    """One that a dry run would have mended, one that was mended, one that is held, one of another host."""
+    """Four episodes: held by a dry run, fixed, held by a cool-down, and one of another host."""
     alerts = [alert(worker, worker=worker, summary="s\x1b[2J") for worker in ("w1", "w2", "w3")]
     ledger.inbox.accept([*alerts, alert("w9", worker="w9", host="box2")], [], now=now)
     ledger.inbox.take_new(HOST, now=now)
@@ -35,7 +35,7 @@ def of(ledger: Ledger, *, since: float, host: str | None = None) -> summary.Summ
     return summary.summarize(ledger.reports.since(since, host=host), since=since, now=since + DAY)
 
 
-def test_a_summary_counts_what_was_done_and_tells_what_would_have_been(ledger: Ledger) -> None:
+def test_summary_counts_actions_and_lists_dry_run_actions(ledger: Ledger) -> None:
     filled(ledger)
 
     found = of(ledger, since=NOW - 10, host=HOST)
@@ -57,16 +57,16 @@ def test_a_summary_counts_what_was_done_and_tells_what_would_have_been(ledger: L
     assert of(ledger, since=NOW - 10).episodes == 4
 
 
-def test_what_was_closed_before_is_left_out_and_what_still_waits_is_told_again(ledger: Ledger) -> None:
+def test_earlier_closed_episode_is_left_out_and_open_dry_run_repeated(ledger: Ledger) -> None:
     filled(ledger)
 
     found = of(ledger, since=NOW + DAY, host=HOST)
 
     assert (found.episodes, found.did, found.outcomes) == (2, {}, {})
-    assert [each.worker for each in found.would] == ["w1"], "a person has yet to decide on it"
+    assert [each.worker for each in found.would] == ["w1"], "an operator has not decided yet"
 
 
-def test_what_a_dry_run_would_have_done_before_and_is_over_by_now_is_not_told_again(ledger: Ledger) -> None:
+def test_ended_dry_run_action_is_not_reported_again(ledger: Ledger) -> None:
     filled(ledger)
     ledger.episodes.close(1, Outcome.UNCONFIRMED, Reason.DONE, "the alert ended", now=NOW + DAY + 5)
 
@@ -74,22 +74,22 @@ def test_what_a_dry_run_would_have_done_before_and_is_over_by_now_is_not_told_ag
     assert [each.outcome for each in of(ledger, since=NOW).would] == ["unconfirmed"]
 
 
-def test_an_episode_that_nobody_looked_at_yet_is_at_work() -> None:
-    story = EpisodeHistory(
+def test_unprocessed_episode_is_at_work() -> None:
+    history = EpisodeHistory(
         episode_id=1, remedy="r", condition="stall", host=HOST, worker="w1", job_id=None, attempt=None, opened_at=NOW,
         closed_at=None, outcome=None, reason=None, message=None,
     )  # fmt: skip
 
-    assert summary.summarize([story], since=NOW, now=NOW).waiting == {"at work": 1}
+    assert summary.summarize([history], since=NOW, now=NOW).waiting == {"at work": 1}
 
 
-def test_the_command_prints_text_and_json(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_summary_prints_text_and_json(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     filled(ledger, now=time.time() - 60)
 
     assert main(["ledger", "--ledger", ledger_url, "summary", "--host", HOST]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert main(["ledger", "--ledger", ledger_url, "summary", "--since", "1h", "--json"]) == 0
-    (told,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (parsed,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     assert lines[0].endswith(": 3 episodes")
     assert lines[1] == "  would have acted on w1 on box1 (episode 1, still open):"
@@ -97,13 +97,13 @@ def test_the_command_prints_text_and_json(ledger: Ledger, ledger_url: str, capsy
     assert lines[3:] == [
         "  done: 1 start, 1 stop",
         "  failed: 1 start",
-        "  closed: 1 mended",
+        f"  closed: 1 {Outcome.FIXED}",
         "  open: 1 cooldown, 1 dry_run",
     ]
-    assert (told["episodes"], len(told["would"]), told["until"] - told["since"]) == (4, 1, 3600.0)
+    assert (parsed["episodes"], len(parsed["would"]), parsed["until"] - parsed["since"]) == (4, 1, 3600.0)
 
 
-def test_a_quiet_day_says_so(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_day_without_failures_is_reported(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ledger.reports.newest() == []
 
     assert main(["ledger", "--ledger", ledger_url, "summary"]) == 0

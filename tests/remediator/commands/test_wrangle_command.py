@@ -1,4 +1,4 @@
-"""`gpuwarden wrangle`: what it finds, and what it does at a person's word to real workers that do items of a run."""
+"""`gpuwarden wrangle`: verdicts and actions, also with real workers that process items of a run."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def claim(store: JobStore, worker: str) -> Job:
 
 
 def end(store: JobStore, job: Job, *, failed: int = 0, done: int = 0) -> None:
-    """The next items of the run end so on the job's worker."""
+    """End the next items of the run on the worker of the job."""
     its: dict[str, Any] = {"attempt": job.attempt, "incarnation": job.claimed_by, "now": NOW}
     for n in range(failed + done):
         item = store.items.take(job.job_id, **its)
@@ -66,7 +66,7 @@ def end(store: JobStore, job: Job, *, failed: int = 0, done: int = 0) -> None:
             assert store.items.finish(job.job_id, **its, item=item.item)
 
 
-def test_each_run_that_asked_is_told_with_what_would_be_done_and_nothing_is(store: JobStore, cli: Cli) -> None:
+def test_list_prints_the_verdict_of_each_wrangled_run(store: JobStore, cli: Cli) -> None:
     start(store)
     start(store, run_id="r2", wrangled=False)
     end(store, claim(store, "bad"), failed=6)
@@ -79,16 +79,21 @@ def test_each_run_that_asked_is_told_with_what_would_be_done_and_nothing_is(stor
         "r1: would lock bad on box1: bad on box1 has failed 6 items and finished none, and others have finished 3; "
         "inform the administrator\n"
     )
-    told = json.loads(cli("wrangle", "list", "--json")[1])
-    assert (told["run"], told["verdict"], told["worker"], told["tell"]) == ("r1", "lockworker", "bad", "administrator")
-    assert [each["failed"] for each in told["tally"]["workers"]] == [6, 0]
+    listed = json.loads(cli("wrangle", "list", "--json")[1])
+    assert (listed["run"], listed["verdict"], listed["worker"], listed["tell"]) == (
+        "r1",
+        "lockworker",
+        "bad",
+        "administrator",
+    )
+    assert [each["failed"] for each in listed["tally"]["workers"]] == [6, 0]
     assert [each.locked_at for each in store.admin.workers(now=NOW)] == [None, None]
     assert "r1: nothing to do: no worker has failed more than 6 of its items" in cli(
         "wrangle", "list", "--activation", "6"
     )[1]  # fmt: skip
 
 
-def test_what_is_found_is_done_in_the_name_of_who_said_so(store: JobStore, cli: Cli) -> None:
+def test_apply_acts_in_the_name_of_the_operator(store: JobStore, cli: Cli) -> None:
     start(store)
     end(store, claim(store, "bad"), failed=6)
     end(store, claim(store, "good"), done=1)
@@ -107,7 +112,7 @@ def test_what_is_found_is_done_in_the_name_of_who_said_so(store: JobStore, cli: 
     assert missing(err, "gpuwarden wrangle: ", "more than 5") == []
 
 
-def test_a_run_is_moved_blocked_and_forgiven(store: JobStore, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_moved_blocked_and_forgiven(store: JobStore, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     start(store, jobs=1)
     job = claim(store, "w1")
     end(store, job, failed=6)
@@ -135,7 +140,7 @@ def test_a_run_is_moved_blocked_and_forgiven(store: JobStore, cli: Cli, monkeypa
     assert claim(store, "w1").job_id == job.job_id
 
 
-def test_what_would_fail_for_being_taken_is_told_and_not_done(store: JobStore, cli: Cli) -> None:
+def test_action_that_would_use_the_last_attempt_is_refused(store: JobStore, cli: Cli) -> None:
     store.runs.submit_run("r1", {"a": Submission(queue="gpu", attempts_max=1)}, wrangled=True, now=NOW)
     store.items.add("r1", ITEMS, now=NOW)
     job = claim(store, "w1")
@@ -151,7 +156,7 @@ def test_what_would_fail_for_being_taken_is_told_and_not_done(store: JobStore, c
     assert store.job(job.job_id).state is State.RUNNING
 
 
-def test_nothing_is_done_about_a_run_that_asked_for_nothing(store: JobStore, cli: Cli) -> None:
+def test_run_without_wrangling_is_refused(store: JobStore, cli: Cli) -> None:
     start(store, wrangled=False)
     end(store, claim(store, "bad"), failed=6)
 
@@ -166,7 +171,7 @@ def test_nothing_is_done_about_a_run_that_asked_for_nothing(store: JobStore, cli
 
 
 @pytest.mark.parametrize("argv", [("enable", "r9"), ("disable", "r9"), ("apply", "r9")])
-def test_a_run_that_is_not_there_is_told(store: JobStore, cli: Cli, argv: tuple[str, ...]) -> None:
+def test_unknown_run_is_reported(store: JobStore, cli: Cli, argv: tuple[str, ...]) -> None:
     assert store.item_failures.wrangled_runs() == []
 
     assert cli("wrangle", *argv) == (
@@ -180,7 +185,7 @@ def test_a_run_that_is_not_there_is_told(store: JobStore, cli: Cli, argv: tuple[
     "argv",
     [("--activation", "-1"), ("--activation", "many"), ("--migrations-max", "1.5"), ("--timeout-s", "nan")],
 )
-def test_a_constant_that_is_none_is_refused(store: JobStore, cli: Cli, argv: tuple[str, str]) -> None:
+def test_invalid_constant_is_refused(store: JobStore, cli: Cli, argv: tuple[str, str]) -> None:
     assert store.item_failures.wrangled_runs() == []
 
     code, _, err = cli("wrangle", "list", *argv)
@@ -192,14 +197,14 @@ def test_a_constant_that_is_none_is_refused(store: JobStore, cli: Cli, argv: tup
 @pytest.mark.parametrize(
     ("machine", "said", "wrangled"),
     [
-        pytest.param("", (), False, id="nobody asked"),
-        pytest.param("", ("--wrangle",), True, id="the job asked"),
-        pytest.param("1", (), True, id="the machine asks for all that is submitted on it"),
-        pytest.param("1", ("--no-wrangle",), False, id="the job has the last word"),
-        pytest.param("0", ("--wrangle",), True, id="and so it has of a machine that does not"),
+        pytest.param("", (), False, id="default"),
+        pytest.param("", ("--wrangle",), True, id="by option"),
+        pytest.param("1", (), True, id="by variable"),
+        pytest.param("1", ("--no-wrangle",), False, id="option against variable: off"),
+        pytest.param("0", ("--wrangle",), True, id="option against variable: on"),
     ],
 )
-def test_a_run_asks_as_it_is_submitted(
+def test_submit_sets_wrangling_by_option_or_variable(
     store: JobStore,
     cli: Cli,
     tmp_path: Path,
@@ -218,7 +223,9 @@ def test_a_run_asks_as_it_is_submitted(
     assert (store.item_failures.wrangled_runs() == ["r1"]) is wrangled
 
 
-def test_a_bad_answer_submits_none(store: JobStore, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_variable_submits_nothing(
+    store: JobStore, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GPUWARDEN_WRANGLE_RUNS", "perhaps")
     file = tmp_path / "run.json"
     file.write_text('{"run": "r1", "jobs": {"a": {}}}')
@@ -231,7 +238,7 @@ def test_a_bad_answer_submits_none(store: JobStore, cli: Cli, tmp_path: Path, mo
     assert store.runs.get("r1") is None
 
 
-# --- only while it is so
+# --- outdated verdicts
 
 
 def carry_out(store: JobStore, verdict: Wrangle) -> bool:
@@ -241,8 +248,8 @@ def carry_out(store: JobStore, verdict: Wrangle) -> bool:
 WORST = WorkerTally(host="box1", worker="bad", done=0, failed=6, runs_for_s=1.0)
 
 
-@pytest.mark.parametrize("meanwhile", ["others finish", "it finishes one itself", "another joins it"])
-def test_what_is_decided_otherwise_by_then_is_not_done(store: JobStore, meanwhile: str) -> None:
+@pytest.mark.parametrize("meanwhile", ["others finish", "it finishes one itself", "another worker joins"])
+def test_outdated_verdict_is_not_applied(store: JobStore, meanwhile: str) -> None:
     start(store)
     bad = claim(store, "bad")
     end(store, bad, failed=6)
@@ -260,7 +267,7 @@ def test_what_is_decided_otherwise_by_then_is_not_done(store: JobStore, meanwhil
     assert store.job(bad.job_id).state is State.RUNNING
 
 
-def test_the_same_is_done_though_more_has_failed_meanwhile(store: JobStore) -> None:
+def test_verdict_is_applied_although_more_items_failed(store: JobStore) -> None:
     start(store)
     bad = claim(store, "bad")
     end(store, bad, failed=6)
@@ -295,7 +302,7 @@ def render():
 
 @pytest.fixture
 def worker(tmp_path: Path, queue_url: str) -> Iterator[Worker]:
-    """Start `gpuwarden worker run tasks` of a name and a nature; whatever still runs at the end is killed."""
+    """Start `gpuwarden worker run tasks` with a name and a nature. Kills the workers at the end."""
     folder, started = tmp_path / "run", list[subprocess.Popen[bytes]]()
     folder.mkdir()
     (folder / "host").write_text("box1\n")
@@ -331,7 +338,7 @@ def worker(tmp_path: Path, queue_url: str) -> Iterator[Worker]:
 
 
 def found(store: JobStore, verdict: type[Verdict], folder: Path) -> None:
-    """Wait until this is what is to be done."""
+    """Wait for this verdict."""
 
     def is_found() -> bool:
         counts = store.item_failures.tally("r1", now=store.now())
@@ -344,18 +351,18 @@ def found(store: JobStore, verdict: type[Verdict], folder: Path) -> None:
 
 
 def give_back(store: JobStore) -> None:
-    """What an executor's sweep does once the fence has run out."""
+    """Sweep as an executor does after the fence expired."""
     store.sweeps.reclaim_expired(now=store.now() + HAND_OVER_S + 1)
 
 
 @pytest.mark.behaviour("B5")
-def test_a_bad_job_is_tried_four_times_and_blocked(store: JobStore, cli: Cli, worker: Worker, tmp_path: Path) -> None:
+def test_bad_job_is_moved_three_times_and_blocked(store: JobStore, cli: Cli, worker: Worker, tmp_path: Path) -> None:
     start(store, jobs=1)
     (job,) = store.jobs()
     for number in range(1, 5):
         its = worker(f"w{number}", "bad")
         found(store, BlockRun if number == 4 else Migrate, tmp_path)
-        assert store.job(job.job_id).worker == f"w{number}", "those that were tried are there, and do not get it back"
+        assert store.job(job.job_id).worker == f"w{number}", "earlier workers run and do not get it back"
         assert cli("wrangle", "apply", "r1")[0] == 0
         assert its.wait(30) == 77
         worker(f"w{number}", "bad")  # as its supervisor does

@@ -1,7 +1,6 @@
-"""When the executor captures: before the first act that ends anything, once, and never in the way of the stop.
+"""Captures: once, before the first action that ends anything, without delay of the stop.
 
-The ledger, the queue and what is captured are real, and so is the process in the container; the container and the
-exporter are played: see `world`.
+The ledger, the queue and the captured process are real. The container and the exporter are fakes: see `world`.
 """
 
 import subprocess
@@ -56,7 +55,7 @@ JOURNAL = [
 
 @pytest.fixture
 def target() -> Iterator[int]:
-    """A process that is there for as long as its container runs."""
+    """A process of the container."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process.pid
         process.kill()
@@ -82,7 +81,7 @@ def stalled_worker(ledger: Ledger, store: JobStore, target: int) -> tuple[World,
 
 
 def counted(folder: Path) -> tuple[str, ...]:
-    """A look that leaves a mark each time."""
+    """A probe that writes a mark at each run."""
     return ("sh", "-c", f'echo x >>{folder}/looks; exec "$@"', "sh", *LOOK)
 
 
@@ -91,7 +90,7 @@ def looks(folder: Path) -> int:
     return len(marks.read_text(encoding="ascii").split()) if marks.exists() else 0
 
 
-def test_a_capture_is_kept_before_the_fence_and_the_stop(ledger: Ledger, store: JobStore, target: int) -> None:
+def test_capture_is_saved_before_the_fence_and_the_stop(ledger: Ledger, store: JobStore, target: int) -> None:
     world, box = stalled_worker(ledger, store, target)
     kept: list[int] = []
     world.before_stop = lambda _: kept.append(len(ledger.captures.of_episode(1)))
@@ -106,7 +105,7 @@ def test_a_capture_is_kept_before_the_fence_and_the_stop(ledger: Ledger, store: 
     assert abs(capture.at - time.time()) < 60
 
 
-def test_a_server_is_captured_before_its_stop(ledger: Ledger, store: JobStore, target: int) -> None:
+def test_server_is_captured_before_its_stop(ledger: Ledger, store: JobStore, target: int) -> None:
     world = silent_server(ledger, processes=frozenset({target}))
 
     to_the_end(executor(ledger, store, world, capture_runner()), ledger)
@@ -115,7 +114,7 @@ def test_a_server_is_captured_before_its_stop(ledger: Ledger, store: JobStore, t
     assert ledger.captures.of_episode(1)[0].document["facts"]["probe_failing_s"] == 130.0
 
 
-def test_nothing_is_captured_where_it_is_switched_off(ledger: Ledger, store: JobStore, target: int) -> None:
+def test_no_capture_if_switched_off(ledger: Ledger, store: JobStore, target: int) -> None:
     world, _ = stalled_worker(ledger, store, target)
 
     to_the_end(executor(ledger, store, world, None), ledger)
@@ -124,7 +123,7 @@ def test_nothing_is_captured_where_it_is_switched_off(ledger: Ledger, store: Job
     assert ledger.captures.of_episode(1) == []
 
 
-def test_a_kept_capture_is_not_repeated(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
+def test_saved_capture_is_not_repeated(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
     world, box = stalled_worker(ledger, store, target)
     advance = ledger.intents.advance
 
@@ -132,7 +131,7 @@ def test_a_kept_capture_is_not_repeated(ledger: Ledger, store: JobStore, target:
         raise KeyboardInterrupt
 
     ledger.intents.advance = crash  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):  # right after it was kept, before the fence is on record
+    with pytest.raises(KeyboardInterrupt):  # after the capture is saved, before the fence is recorded
         turn(executor(ledger, store, world, capture_runner(look=counted(tmp_path))), ledger)
     assert journal(ledger)[-1] == "saw capture"
     ledger.intents.advance = advance  # type: ignore[method-assign]
@@ -143,7 +142,7 @@ def test_a_kept_capture_is_not_repeated(ledger: Ledger, store: JobStore, target:
     assert (looks(tmp_path), len(ledger.captures.of_episode(1))) == (1, 1)
 
 
-def test_a_lost_capture_is_repeated(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
+def test_lost_capture_is_repeated(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
     world, _ = stalled_worker(ledger, store, target)
     keep = ledger.captures.save
 
@@ -161,7 +160,9 @@ def test_a_lost_capture_is_repeated(ledger: Ledger, store: JobStore, target: int
     assert (looks(tmp_path), len(ledger.captures.of_episode(1))) == (2, 1)
 
 
-def test_a_refused_capture_delays_no_stop(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
+def test_failed_save_of_a_capture_does_not_delay_the_stop(
+    ledger: Ledger, store: JobStore, target: int, tmp_path: Path
+) -> None:
     world, box = stalled_worker(ledger, store, target)
 
     def refuse(*_: Any, **__: Any) -> bool:
@@ -175,7 +176,7 @@ def test_a_refused_capture_delays_no_stop(ledger: Ledger, store: JobStore, targe
     assert looks(tmp_path) == 1
 
 
-def test_a_dry_run_and_a_free_have_a_capture_each(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
+def test_dry_run_and_restart_have_a_capture_each(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
     world, box = stalled_worker(ledger, store, target)
     for _ in range(3):
         turn(executor(ledger, store, world, capture_runner(look=counted(tmp_path)), armed=False), ledger)
@@ -188,7 +189,7 @@ def test_a_dry_run_and_a_free_have_a_capture_each(ledger: Ledger, store: JobStor
     assert (looks(tmp_path), box.calls) == (2, ["stop", "start"])
 
 
-def test_facts_are_read_again_after_a_capture(ledger: Ledger, store: JobStore, target: int) -> None:
+def test_facts_are_read_again_after_a_capture_of_a_worker(ledger: Ledger, store: JobStore, target: int) -> None:
     world, box = stalled_worker(ledger, store, target)
 
     class Slow(CaptureRunner):
@@ -208,7 +209,7 @@ def test_facts_are_read_again_after_a_capture(ledger: Ledger, store: JobStore, t
     assert len(ledger.captures.of_episode(1)) == 1
 
 
-def test_what_does_not_run_any_more_is_not_captured(ledger: Ledger, store: JobStore, target: int) -> None:
+def test_stopped_container_is_not_captured(ledger: Ledger, store: JobStore, target: int) -> None:
     world, box = stalled_worker(ledger, store, target)
     works = executor(ledger, store, world, capture_runner())
     after_begin(ledger, lambda: setattr(box, "running", False))
@@ -219,7 +220,7 @@ def test_what_does_not_run_any_more_is_not_captured(ledger: Ledger, store: JobSt
     assert ledger.captures.of_episode(1) == []
 
 
-def test_a_free_has_one_capture_whoever_keeps_it(ledger: Ledger, store: JobStore, target: int) -> None:
+def test_restart_has_only_one_capture(ledger: Ledger, store: JobStore, target: int) -> None:
     world, box = stalled_worker(ledger, store, target)
     box.unkillable = True
     turn(executor(ledger, store, world, None), ledger)
@@ -233,7 +234,9 @@ def test_a_free_has_one_capture_whoever_keeps_it(ledger: Ledger, store: JobStore
     assert [each.document["n"] for each in ledger.captures.of_episode(1)] == [1]
 
 
-def test_refused_characters_are_replaced(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
+def test_characters_that_a_database_refuses_are_replaced(
+    ledger: Ledger, store: JobStore, target: int, tmp_path: Path
+) -> None:
     (tmp_path / "job-1-attempt-1.log").write_bytes(b"a\0b\xed\xa0\x80c\n")
     world, _ = stalled_worker(ledger, store, target)
 
@@ -242,7 +245,7 @@ def test_refused_characters_are_replaced(ledger: Ledger, store: JobStore, target
     assert ledger.captures.of_episode(1)[0].document["logs"][0]["lines"] == ["a\\x00b\\xed\\xa0\\x80c"]
 
 
-def test_so_many_captures_are_kept_and_besides_those_of_open_episodes(
+def test_captures_over_the_limit_are_deleted_except_of_open_episodes(
     ledger: Ledger, store: JobStore, target: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("remediator.ledger.captures.CAPTURES_MAX", 0)

@@ -1,4 +1,4 @@
-"""The loop of the executor, with a real ledger and a real queue; the host is a fake: see `world`."""
+"""The loop of the executor with a real ledger and a real queue. The host is a fake: see `world`."""
 
 import itertools
 import sqlite3
@@ -35,7 +35,7 @@ from tests.remediator.world import Box, World
 from tests.waiting import eventually
 
 
-def test_newer_tables_end_the_executor_and_for_older_ones_it_waits(ledger: Ledger, store: JobStore) -> None:
+def test_executor_exits_on_newer_tables_and_waits_on_older_ones(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     ((ours,),) = sql(ledger, "SELECT version_num FROM gpuwarden_ledger_version")
@@ -50,21 +50,23 @@ def test_newer_tables_end_the_executor_and_for_older_ones_it_waits(ledger: Ledge
         time.sleep(0.5)
         assert (ledger.reports.totals(HOST).executor, world.boxes["w1"].calls) == (before, [])
         sql(ledger, revision.format(ours))
-        eventually(lambda: [each.outcome for each in ledger.reports.newest()] == ["mended"], "it goes on")
+        eventually(lambda: [each.outcome for each in ledger.reports.newest()] == ["mended"], "it continues")
 
     assert world.boxes["w1"].calls == ["stop", "start"]
 
 
-def test_an_alert_is_taken_up_at_once_not_at_the_next_look(ledger: Ledger, store: JobStore) -> None:
+def test_alert_is_processed_at_once(ledger: Ledger, store: JobStore) -> None:
     job_id = running(store)
     world = World(Box(worker="w1", job_id=job_id))
     with looping(executor(ledger, store, world, settings=replace(PACE, interval_s=60.0))):
-        eventually(lambda: ledger.reports.totals(HOST).executor, "the first beat")
+        eventually(lambda: ledger.reports.totals(HOST).executor, "the first heartbeat")
         ledger.inbox.accept([alert(job_id=str(job_id))], [], now=time.time())
-        eventually(lambda: outcome_of(ledger) == "mended", "mended", within_s=30)
+        eventually(lambda: outcome_of(ledger) == "mended", "it is fixed", within_s=30)
 
 
-def test_an_idle_executor_is_quiet(ledger_url: str, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_executor_iterates_only_once_per_interval(
+    ledger_url: str, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count = 0
 
     beat = Executors.beat
@@ -78,14 +80,14 @@ def test_an_idle_executor_is_quiet(ledger_url: str, store: JobStore, monkeypatch
     counting = Ledger.open(ledger_url, host=HOST)
     began_s = time.monotonic()
     with looping(executor(counting, store, World(), settings=replace(PACE, interval_s=0.3))):
-        eventually(lambda: count >= 4, "four beats")
+        eventually(lambda: count >= 4, "four heartbeats")
         took_s = time.monotonic() - began_s
     counting.close()
 
     assert took_s >= 0.9
 
 
-def test_what_waits_is_looked_at_again_on_a_timer(ledger: Ledger, store: JobStore) -> None:
+def test_waiting_episode_is_processed_again_on_a_timer(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     world.boxes["w1"].hung = False
     with looping(executor(ledger, store, world)):
@@ -93,10 +95,10 @@ def test_what_waits_is_looked_at_again_on_a_timer(ledger: Ledger, store: JobStor
             lambda: "decided wait: unconfirmed" in (journal(ledger) if ledger.reports.newest() else []), "it waits"
         )
         world.boxes["w1"].hung = True
-        eventually(lambda: outcome_of(ledger) == "mended", "mended without another alert")
+        eventually(lambda: outcome_of(ledger) == "mended", "it is fixed without another alert")
 
 
-def test_a_container_that_is_slow_to_stop_holds_up_its_own_episode_only(ledger: Ledger, store: JobStore) -> None:
+def test_slow_stop_delays_only_its_own_episode(ledger: Ledger, store: JobStore) -> None:
     slow, quick = running(store, worker="w1"), running(store, worker="w2")
     world = World(Box(worker="w1", job_id=slow), Box(worker="w2", job_id=quick))
     stopping, go_on = threading.Event(), threading.Event()
@@ -112,27 +114,29 @@ def test_a_container_that_is_slow_to_stop_holds_up_its_own_episode_only(ledger: 
         eventually(stopping.is_set, "the slow stop has begun")
         ledger.inbox.accept([alert("b", worker="w2", job_id=str(quick))], [], now=time.time())
         eventually(
-            lambda: len(ledger.reports.newest()) == 2 and history(ledger, 2).outcome == "mended", "the other is mended"
+            lambda: len(ledger.reports.newest()) == 2 and history(ledger, 2).outcome == "mended", "the other is fixed"
         )
         assert history(ledger, 1).outcome is None
         go_on.set()
-        eventually(lambda: history(ledger, 1).outcome == "mended", "the slow one is mended too")
+        eventually(lambda: history(ledger, 1).outcome == "mended", "the slow one is fixed too")
 
     assert world.boxes["w1"].calls == ["stop", "start"]
 
 
-def test_another_hosts_episodes_are_not_its_own(ledger: Ledger, store: JobStore) -> None:
+def test_episode_of_another_host_is_ignored(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     ledger.inbox.accept([alert("b", host="box2")], [], now=time.time())
 
     with looping(executor(ledger, store, world)):
-        eventually(lambda: outcome_of(ledger) == "mended", "its own is mended")
+        eventually(lambda: outcome_of(ledger) == "mended", "its own episode is fixed")
 
     assert len(ledger.reports.newest()) == 1
-    assert ledger.inbox.take_new("box2", now=time.time()) == 1, "it is left for its own host's executor"
+    assert ledger.inbox.take_new("box2", now=time.time()) == 1, "the executor of box2 takes it"
 
 
-def test_a_defect_costs_its_own_episode(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_affects_only_its_own_episode(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     healthy = stalled_job(ledger, store)
     ledger.inbox.accept([alert("b", worker="w2")], [], now=time.time())
     remedy = REMEDIES["restart_worker"]
@@ -150,11 +154,11 @@ def test_a_defect_costs_its_own_episode(ledger: Ledger, store: JobStore, monkeyp
         return found[2] if found else 0
 
     with looping(executor(ledger, store, healthy)):
-        eventually(lambda: outcome_of(ledger) == "mended", "the healthy one is mended")
-        eventually(lambda: errors() >= 2, "the defect is counted each time")
+        eventually(lambda: outcome_of(ledger) == "mended", "the other one is fixed")
+        eventually(lambda: errors() >= 2, "each exception is counted")
 
 
-def test_a_defect_in_the_loop_itself_is_counted_and_outlived(ledger: Ledger, store: JobStore) -> None:
+def test_exception_in_the_loop_is_counted_and_the_loop_continues(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     look, times = works.reconcile, itertools.count(1)
@@ -166,14 +170,14 @@ def test_a_defect_in_the_loop_itself_is_counted_and_outlived(ledger: Ledger, sto
 
     works.reconcile = defective  # type: ignore[method-assign]
     with looping(works):
-        eventually(lambda: outcome_of(ledger) == "mended", "mended")
+        eventually(lambda: outcome_of(ledger) == "mended", "it is fixed")
 
     found = ledger.reports.totals(HOST).executor
     assert found is not None
     assert found[2] == 2
 
 
-def test_while_the_ledger_is_locked_nothing_is_done_and_afterwards_all_is(
+def test_executor_waits_while_the_ledger_is_locked(
     ledger_file: Path, ledger_url: str, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.05)
@@ -199,6 +203,6 @@ def test_while_the_ledger_is_locked_nothing_is_done_and_afterwards_all_is(
             eventually(refused.is_set, "the ledger refused")
             assert world.boxes["w1"].calls == []
             other.execute("ROLLBACK")
-            eventually(lambda: outcome_of(ledger) == "mended", "mended once it answers")
+            eventually(lambda: outcome_of(ledger) == "mended", "it is fixed once the ledger answers")
     watched.close()
     ledger.close()

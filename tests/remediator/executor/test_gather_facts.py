@@ -1,4 +1,4 @@
-"""What the executor reads before it decides: the container in every engine, and facts that are not too old."""
+"""Facts that the executor reads before it decides."""
 
 import time
 from dataclasses import replace
@@ -23,7 +23,7 @@ from tests.remediator.executor.builders import PACE, executor, silent_server, st
 
 
 class Engine:
-    """An engine that has the accused container, or none of that id, or does not answer."""
+    """An engine that has the container, has no such container, or does not answer."""
 
     def __init__(self, kind: str, says: str) -> None:
         self._kind = kind
@@ -39,16 +39,16 @@ class Engine:
     ("docker", "podman", "found", "known"),
     [
         pytest.param("has it", None, "docker", True, id="the only engine has it"),
-        pytest.param("has it", "silent", "docker", True, id="the first one asked has it"),
+        pytest.param("has it", "silent", "docker", True, id="the first engine has it"),
         pytest.param("gone", "has it", "podman", True, id="the other engine has it"),
-        pytest.param(None, "has it", "podman", True, id="there is only Podman"),
-        pytest.param("gone", "gone", None, True, id="gone from both is gone"),
-        pytest.param("gone", "silent", None, False, id="gone from one alone is not known to be gone"),
-        pytest.param("silent", "gone", None, False, id="nor when it is the other one"),
-        pytest.param(None, None, None, False, id="no engine, no knowledge"),
+        pytest.param(None, "has it", "podman", True, id="only Podman"),
+        pytest.param("gone", "gone", None, True, id="missing in both: gone"),
+        pytest.param("gone", "silent", None, False, id="missing in one, the second is silent: unknown"),
+        pytest.param("silent", "gone", None, False, id="missing in one, the first is silent: unknown"),
+        pytest.param(None, None, None, False, id="no engine: unknown"),
     ],
 )
-def test_an_accused_container_is_looked_for_in_every_engine(
+def test_container_is_searched_in_every_engine(
     ledger: Ledger, store: JobStore, docker: str | None, podman: str | None, found: str | None, known: bool
 ) -> None:
     world = silent_server(ledger)
@@ -69,7 +69,7 @@ def test_an_accused_container_is_looked_for_in_every_engine(
 
 
 def test_old_facts_are_read_again(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Suspended right after the decision, it wakes to a worker that has long gone on."""
+    """The executor is suspended right after the decision, and the worker is active when it resumes."""
     world = stalled_job(ledger, store)
     remedy, decided = REMEDIES["restart_worker"], list[str]()
 
@@ -92,7 +92,7 @@ def test_old_facts_are_read_again(ledger: Ledger, store: JobStore, monkeypatch: 
     assert world.boxes["w1"].calls == []
 
 
-def test_what_ends_and_starts_again_between_two_looks_is_looked_at_anew() -> None:
+def test_uptime_restarts_with_each_incarnation() -> None:
     timers = EpisodeTimers()
 
     def up_since_s(now_s: float, **changed: Any) -> float:

@@ -1,4 +1,4 @@
-"""The sweeps of the queue that the executor starts on a timer."""
+"""Sweeps of the queue on a timer."""
 
 import itertools
 import sqlite3
@@ -21,8 +21,8 @@ from tests.remediator.world import World
 from tests.waiting import eventually
 
 
-def test_a_lease_that_is_renewed_after_it_ran_out_is_not_reclaimed_by_the_first_sweep(store: JobStore) -> None:
-    """A machine that was suspended wakes with every lease expired; its workers renew within a heartbeat."""
+def test_first_sweep_does_not_reclaim_an_expired_lease(store: JobStore) -> None:
+    """After a suspend of the host every lease is expired, and workers renew theirs within a heartbeat."""
     job_id = running(store)
     store.claims.renew(job_id, attempt=1, incarnation="i1", now=0.0)
     queue = BuiltinQueue(store)
@@ -35,8 +35,10 @@ def test_a_lease_that_is_renewed_after_it_ran_out_is_not_reclaimed_by_the_first_
     assert (store.job(job_id).state, store.job(job_id).reclaims) == (State.RUNNING, 0)
 
 
-def test_a_lease_is_kept_until_its_worker_could_renew_it(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is locked can be read all the time."""
+def test_lease_is_reclaimed_only_after_its_worker_could_renew_it(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A locked database can be read."""
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.0)
     steady_s = 1000.0
     monkeypatch.setattr("remediator.clients.job_queue_sql.time", SimpleNamespace(monotonic=lambda: steady_s))
@@ -61,7 +63,7 @@ def test_a_lease_is_kept_until_its_worker_could_renew_it(store: JobStore, monkey
     assert states == [State.RUNNING, State.RUNNING, State.QUEUED]
 
 
-def test_the_queue_is_swept_on_a_timer(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_is_swept_on_a_timer(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remediator.clients.job_queue_sql.RENEWAL_S", 0.05)
     job_id = running(store)
     store.claims.renew(job_id, attempt=1, incarnation="i1", now=0.0)
@@ -83,7 +85,7 @@ def test_the_queue_is_swept_on_a_timer(ledger: Ledger, store: JobStore, monkeypa
         eventually(lambda: store.job(job_id).state is State.QUEUED, "the expired lease is reclaimed")
 
 
-def test_a_defect_in_a_sweep_is_counted_and_the_next_one_comes(ledger: Ledger, store: JobStore) -> None:
+def test_exception_in_a_sweep_is_counted_and_sweeps_continue(ledger: Ledger, store: JobStore) -> None:
     sweeps: list[float] = []
 
     class Defective(BuiltinQueue):
@@ -103,7 +105,7 @@ def test_a_defect_in_a_sweep_is_counted_and_the_next_one_comes(ledger: Ledger, s
         eventually(lambda: errors() == 2, "both are counted")
 
 
-def test_no_sweep_is_begun_once_it_is_to_end(ledger: Ledger, store: JobStore) -> None:
+def test_no_sweep_begins_after_close(ledger: Ledger, store: JobStore) -> None:
     sweeps: list[float] = []
 
     class Swept(BuiltinQueue):

@@ -1,4 +1,4 @@
-"""An executor that is killed after any call: the next one finishes, and nothing happens twice."""
+"""An executor is killed after any call: the next one finishes, and no action runs twice."""
 
 import itertools
 import shutil
@@ -36,7 +36,7 @@ Scenes = Callable[..., AbstractContextManager[tuple[Ledger, JobStore, World]]]
 
 @pytest.fixture(scope="session")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
-    """Makes a wedge in a ledger and a queue of its own, SQLite files both."""
+    """Makes a stalled job in a new ledger and a new queue, both SQLite files."""
     empty = tmp_path_factory.mktemp("empty")
     Ledger.open(f"sqlite:///{empty}/ledger.db").close()
     JobStore.open(f"sqlite:///{empty}/queue.db").close()
@@ -58,7 +58,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
 
 @pytest.fixture
 def scenes(backend: str, request: pytest.FixtureRequest, scene: Scenes) -> Scenes:
-    """Makes a wedge in a ledger and a queue that are empty but for it."""
+    """Makes a stalled job in an empty ledger and an empty queue."""
     if backend == "sqlite":
         return scene
     ledger, store = request.getfixturevalue("ledger"), request.getfixturevalue("store")
@@ -73,7 +73,7 @@ def scenes(backend: str, request: pytest.FixtureRequest, scene: Scenes) -> Scene
 
 
 def crashing(ledger: Ledger, store: JobStore, world: World, after: int) -> bool:
-    """Work until the process ends after that many calls; false when all was done before."""
+    """Work until the process ends after that many calls. False if the episode ended first."""
     calls = itertools.count(1)
     works = executor(
         Crashing(ledger, after=after, calls=calls),
@@ -90,18 +90,18 @@ def crashing(ledger: Ledger, store: JobStore, world: World, after: int) -> bool:
 @pytest.mark.parametrize(
     ("backend", "job_class", "ends_cleanly"),
     [
-        pytest.param("sqlite", JobClass.GPU, False, id="a job that is requeued, its worker killed"),
+        pytest.param("sqlite", JobClass.GPU, False, id="requeued job, killed worker"),
         pytest.param(
             "postgresql",
             JobClass.INGEST_LOAD,
             True,
-            id="a job that is failed, its worker heeding SIGTERM",
+            id="failed job, worker exits on SIGTERM",
             marks=pytest.mark.needs_postgres,
         ),
     ],
     indirect=["backend"],
 )
-def test_the_next_executor_finishes_after_a_kill(scenes: Scenes, job_class: JobClass, *, ends_cleanly: bool) -> None:
+def test_next_executor_finishes_after_a_kill(scenes: Scenes, job_class: JobClass, *, ends_cleanly: bool) -> None:
     for after in itertools.count(1):
         with scenes(job_class=job_class) as (ledger, store, world):
             world.boxes["w1"].ends_cleanly = ends_cleanly
@@ -116,7 +116,7 @@ def test_the_next_executor_finishes_after_a_kill(scenes: Scenes, job_class: JobC
 
 @settings(max_examples=15, deadline=None)
 @given(crashes=st.lists(st.integers(1, 30), min_size=2, max_size=5))
-def test_killed_again_and_again_it_is_still_mended_once(scene: Scenes, crashes: list[int]) -> None:
+def test_repeated_kills_still_fix_it_once(scene: Scenes, crashes: list[int]) -> None:
     with scene() as (ledger, store, world):
         for after in crashes:
             crashing(ledger, store, world, after)
@@ -125,8 +125,8 @@ def test_killed_again_and_again_it_is_still_mended_once(scene: Scenes, crashes: 
         assert_fixed_once(ledger, store, world)
 
 
-def test_a_worker_that_recovers_while_no_executor_ran_is_not_fenced(ledger: Ledger, store: JobStore) -> None:
-    """The promise was written and the executor ended; minutes later the step came through after all."""
+def test_worker_that_recovers_while_no_executor_runs_is_not_fenced(ledger: Ledger, store: JobStore) -> None:
+    """The executor ended after it wrote the intent, and then the worker continued."""
     world = stalled_job(ledger, store)
     with pytest.raises(Crash):
         turn(executor(Crashing(ledger, after=1), store, world), ledger)

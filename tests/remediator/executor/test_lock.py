@@ -1,4 +1,4 @@
-"""One executor for each ledger, where the ledger is a file."""
+"""The executor lock of a ledger in a file."""
 
 import os
 from contextlib import closing
@@ -13,7 +13,7 @@ from tests.remediator.executor.builders import lock
 
 
 @pytest.mark.parametrize("spelling", ["sqlite:///{folder}/ledger.db", "sqlite:///{link}/ledger.db"])
-def test_a_second_executor_is_refused_and_names_the_first(ledger: Ledger, tmp_path: Path, spelling: str) -> None:
+def test_second_executor_is_refused_with_the_pid_of_the_first(ledger: Ledger, tmp_path: Path, spelling: str) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
     url = spelling.format(folder=tmp_path, link=link)

@@ -1,4 +1,4 @@
-"""A host that is silent, one ledger in PostgreSQL, and the executors of others: whose jobs are held, and by whom."""
+"""A silent host, one ledger in PostgreSQL, and executors of other hosts that hold its jobs."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ pytestmark = [
 BOUND_S = 0.5
 QUICK = replace(PACE, limits=replace(LIMITS, host_lost_after_s=BOUND_S))
 LIVES_S = 2.5
-"""The bound where a host shows life meanwhile: longer than a busy machine keeps a sign of it back."""
+"""The timeout while a host is alive: longer than the delay of a heartbeat on a busy machine."""
 
 
 @contextmanager
@@ -61,14 +61,14 @@ def _short_life(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ledgers(ledger_url: str) -> Iterator[Callable[[str], Ledger]]:
-    """The same ledger, as each host has it."""
+    """The same ledger, opened by each host."""
     with ExitStack() as stack:
         yield lambda host: stack.enter_context(closing(Ledger.open(ledger_url, host=host)))
 
 
 @pytest.fixture
 def other(ledger: Ledger, ledgers: Callable[[str], Ledger]) -> Ledger:
-    """The ledger as host box2 has it, while box1 is armed, has once been there, and is accused of being silent."""
+    """The ledger as opened by box2. Box1 is armed, had a heartbeat, and has an alert that it is silent."""
     arm(ledger)
     beat(ledger)
     found = ledgers("box2")
@@ -76,8 +76,8 @@ def other(ledger: Ledger, ledgers: Callable[[str], Ledger]) -> Ledger:
     return found
 
 
-def unheard(store: JobStore, **submission: Any) -> JobId:
-    """A job that runs on box1, whose worker nobody has heard of for long."""
+def silent_job(store: JobStore, **submission: Any) -> JobId:
+    """A job on box1 whose worker has no recent heartbeat."""
     job_id = running(store, **submission)
     silence(store)
     return JobId(job_id)
@@ -93,13 +93,13 @@ def hear(store: JobStore, job_id: int) -> None:
     assert store.claims.renew(job_id, attempt=1, incarnation="i1", now=now)
 
 
-def onlooker(other: Ledger, store: JobStore, host: str = "box2", **changed: Any) -> Executor:
+def observer(other: Ledger, store: JobStore, host: str = "box2", **changed: Any) -> Executor:
     return executor(other, store, World(), host=host, settings=QUICK, **changed)
 
 
 @contextmanager
-def looked_on(works: Executor) -> Iterator[None]:
-    """Long past the bound, and several looks after that."""
+def observed(works: Executor) -> Iterator[None]:
+    """Run long past the timeout, and several looks after that."""
     looks = 0
     process = works.process_episode
 
@@ -110,7 +110,7 @@ def looked_on(works: Executor) -> Iterator[None]:
 
     works.process_episode = counted  # type: ignore[method-assign]
     with looping(works):
-        eventually(lambda: looks > 3, "it has looked on for long, and again")
+        eventually(lambda: looks > 3, "it has looked several times after the timeout")
         yield
 
 
@@ -120,13 +120,13 @@ def lines(ledger: Ledger, step: str) -> list[str]:
 
 @pytest.mark.behaviour("D4")
 @pytest.mark.behaviour("D6")
-def test_a_silent_hosts_job_is_held_and_comes_back(ledger: Ledger, other: Ledger, store: JobStore) -> None:
-    job_id = unheard(store)
+def test_job_of_a_silent_host_is_held_and_resumes(ledger: Ledger, other: Ledger, store: JobStore) -> None:
+    job_id = silent_job(store)
     store.runs.submit(Submission(queue="w1"), now=time.time())
 
-    with looping(onlooker(other, store)):
+    with looping(observer(other, store)):
         eventually(lambda: store.job(job_id).state is State.HOST_LOST, "it is held")
-        eventually(lambda: "decided wait: jobs_held" in journal(ledger), "and that is told")
+        eventually(lambda: "decided wait: jobs_held" in journal(ledger), "and that is recorded")
         assert store.job(job_id).attempt == 1
         assert store.claims.claim("w1", host="box2", worker="w1", incarnation="j1", now=time.time()).job_id != job_id  # type: ignore[union-attr]
         other.inbox.accept([host_alert(firing=False)], [], now=time.time())
@@ -142,26 +142,26 @@ def test_a_silent_hosts_job_is_held_and_comes_back(ledger: Ledger, other: Ledger
 
 
 @pytest.mark.behaviour("D4")
-def test_while_its_worker_is_heard_of_its_job_is_not_lost(ledger: Ledger, other: Ledger, store: JobStore) -> None:
-    job_id = unheard(store)
+def test_job_with_a_worker_heartbeat_is_not_lost(ledger: Ledger, other: Ledger, store: JobStore) -> None:
+    job_id = silent_job(store)
     hear(store, job_id)
     sql(store, "UPDATE workers SET last_seen_at = last_seen_at + 1000")
-    works = onlooker(other, store)
+    works = observer(other, store)
 
-    with looked_on(works):
+    with observed(works):
         assert store.job(job_id).state is State.RUNNING
         assert journal(ledger)[-1] == "decided wait: workers_alive"
 
         silence(store)
         silence(store)
-        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "the same, once it is not heard of")
+        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "lost once the heartbeat is old")
 
 
 @pytest.mark.behaviour("D4")
-def test_while_its_own_remediator_shows_life_nothing_of_a_host_is_lost(
+def test_no_job_is_lost_while_the_executor_of_its_host_is_alive(
     ledger: Ledger, other: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_id = unheard(store)
+    job_id = silent_job(store)
     monkeypatch.setattr("remediator.executor.hosts.ALIVE_S", LIVES_S)
     patient = replace(QUICK, limits=replace(LIMITS, host_lost_after_s=LIVES_S))
     works = executor(other, store, World(), host="box2", settings=patient)
@@ -169,29 +169,29 @@ def test_while_its_own_remediator_shows_life_nothing_of_a_host_is_lost(
     with looping(works):
         with beating(ledger):
             began_s = time.monotonic()
-            eventually(lambda: time.monotonic() - began_s > 2 * LIVES_S, "it has looked on")
+            eventually(lambda: time.monotonic() - began_s > 2 * LIVES_S, "it has looked long enough")
             assert store.job(job_id).state is State.RUNNING
-        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "the same, once that is silent too")
+        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "lost once the executor is silent too")
 
 
 @pytest.mark.behaviour("D5")
-def test_a_job_that_was_never_heard_of_is_not_lost(ledger: Ledger, other: Ledger, store: JobStore) -> None:
-    job_id = unheard(store)
+def test_job_without_any_heartbeat_is_not_lost(ledger: Ledger, other: Ledger, store: JobStore) -> None:
+    job_id = silent_job(store)
     sql(store, "DELETE FROM workers")
-    works = onlooker(other, store)
+    works = observer(other, store)
 
-    with looked_on(works):
+    with observed(works):
         assert store.job(job_id).state is State.RUNNING
         assert history(ledger).entries[-1].reason == Reason.WORKERS_ALIVE
 
 
 @pytest.mark.parametrize("disarmed", [HOST, "box2"])
-def test_both_hosts_must_be_armed(disarmed: str, ledger: Ledger, other: Ledger, store: JobStore) -> None:
-    job_id = unheard(store)
-    works = onlooker(other, store)
+def test_both_hosts_must_be_armed_to_hold_a_job(disarmed: str, ledger: Ledger, other: Ledger, store: JobStore) -> None:
+    job_id = silent_job(store)
+    works = observer(other, store)
     arm(ledger, host=disarmed, armed=False)
 
-    with looked_on(works):
+    with observed(works):
         assert store.job(job_id).state is State.RUNNING
         assert journal(ledger).count("would act") == 1
 
@@ -200,12 +200,12 @@ def test_both_hosts_must_be_armed(disarmed: str, ledger: Ledger, other: Ledger, 
 
 
 @pytest.mark.parametrize("paused", [HOST, "box2"])
-def test_a_pause_of_either_host_holds_it(paused: str, ledger: Ledger, other: Ledger, store: JobStore) -> None:
-    job_id = unheard(store)
+def test_pause_of_either_host_delays_the_hold(paused: str, ledger: Ledger, other: Ledger, store: JobStore) -> None:
+    job_id = silent_job(store)
     ledger.orders.give(Order(act=Act.PAUSE, at=ledger.now(), who="test", because="a test", host=paused))
-    works = onlooker(other, store)
+    works = observer(other, store)
 
-    with looked_on(works):
+    with observed(works):
         assert store.job(job_id).state is State.RUNNING
         assert journal(ledger)[-1] == "decided wait: paused"
 
@@ -213,12 +213,12 @@ def test_a_pause_of_either_host_holds_it(paused: str, ledger: Ledger, other: Led
         eventually(lambda: store.job(job_id).state is State.HOST_LOST, "resumed, it is held")
 
 
-def test_armed_with_approval_a_person_is_asked_first(ledger: Ledger, other: Ledger, store: JobStore) -> None:
-    job_id = unheard(store)
-    works = onlooker(other, store)
+def test_hold_needs_approval_if_armed_so(ledger: Ledger, other: Ledger, store: JobStore) -> None:
+    job_id = silent_job(store)
+    works = observer(other, store)
     ledger.orders.give(Order(act=Act.ASK, at=ledger.now(), who="test", because="a test", host=HOST))
 
-    with looked_on(works):
+    with observed(works):
         assert store.job(job_id).state is State.RUNNING
         assert journal(ledger)[-1] == "decided wait: approval"
 
@@ -226,39 +226,41 @@ def test_armed_with_approval_a_person_is_asked_first(ledger: Ledger, other: Ledg
         eventually(lambda: store.job(job_id).state is State.HOST_LOST, "approved, it is held")
 
 
-def test_whoever_sees_more_hosts_silent_than_alive_holds_none(ledger: Ledger, other: Ledger, store: JobStore) -> None:
-    job_id = unheard(store)
+def test_no_job_is_held_while_more_hosts_are_silent_than_alive(ledger: Ledger, other: Ledger, store: JobStore) -> None:
+    job_id = silent_job(store)
     other.executors.beat(host="box3", pid=1, armed=True, started_at=1.0, errors=0, now=time.time())
     Inbox(other, host="box2").take([host_alert("h3", host="box3")], []).result(10)
-    works = onlooker(other, store)
+    works = observer(other, store)
 
-    with looked_on(works):
+    with observed(works):
         assert store.job(job_id).state is State.RUNNING
         assert journal(ledger)[-1] == "decided wait: majority_silent"
 
         other.inbox.accept([host_alert("h3", host="box3", firing=False)], [], now=time.time())
-        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "the same, where the other one is heard of")
+        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "held once the other host is alive")
 
 
-def test_an_older_silence_is_not_counted(ledger: Ledger, ledgers: Callable[[str], Ledger], store: JobStore) -> None:
+def test_alert_older_than_a_heartbeat_does_not_count(
+    ledger: Ledger, ledgers: Callable[[str], Ledger], store: JobStore
+) -> None:
     arm(ledger)
-    other, job_id = ledgers("box2"), unheard(store)
+    other, job_id = ledgers("box2"), silent_job(store)
     inbox = Inbox(other, host="box2")
     other.executors.beat(host="box3", pid=1, armed=True, started_at=1.0, errors=0, now=time.time())
     inbox.take([host_alert("h3", host="box3")], []).result(10)
-    works = onlooker(other, store)
+    works = observer(other, store)
 
     with looping(works):
-        eventually(lambda: works.liveness.silent_episodes, "box3 is said to be silent")
+        eventually(lambda: works.liveness.silent_episodes, "the alert about box3 is taken")
         with beating(ledger):
             began_s = time.monotonic()
-            eventually(lambda: works.liveness.is_alive(HOST, began_s + BOUND_S), "then box1 shows life")
+            eventually(lambda: works.liveness.is_alive(HOST, began_s + BOUND_S), "then box1 is alive")
         inbox.take([host_alert()], []).result(10)
-        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "and is lost after that")
+        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "then box1 is lost")
         assert [each.firing for each in works.liveness.silent_episodes] == [True, True]
 
 
-def test_of_several_hosts_that_look_on_one_holds_its_jobs(
+def test_one_of_several_observers_holds_the_jobs(
     ledger: Ledger,
     other: Ledger,
     ledgers: Callable[[str], Ledger],
@@ -266,23 +268,25 @@ def test_of_several_hosts_that_look_on_one_holds_its_jobs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("remediator.executor.perform.ANNOUNCED_S", 60.0)
-    job_ids = [unheard(store), JobId(running(store, worker="w2", incarnation="i2"))]
+    job_ids = [silent_job(store), JobId(running(store, worker="w2", incarnation="i2"))]
     silence(store)
 
     with ExitStack() as stack:
         for number in range(3, 6):
-            stack.enter_context(looping(onlooker(ledgers(f"box{number}"), store, f"box{number}")))
-        stack.enter_context(looping(onlooker(other, store)))
+            stack.enter_context(looping(observer(ledgers(f"box{number}"), store, f"box{number}")))
+        stack.enter_context(looping(observer(other, store)))
         eventually(lambda: all(store.job(each).state is State.HOST_LOST for each in job_ids), "both are held")
-        eventually(lambda: "decided wait: jobs_held" in journal(ledger), "and that is told")
+        eventually(lambda: "decided wait: jobs_held" in journal(ledger), "and that is recorded")
 
     decided, *did = lines(ledger, "lose")
     assert did == [decided.replace("decided", "did")] * 2
 
 
-def test_a_silent_host_is_checked_at_times(other: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_host_is_checked_at_the_slow_interval(
+    other: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("remediator.executor.executor.SLOW_CHECK_S", 3600.0)
-    works = onlooker(other, store)
+    works = observer(other, store)
     rounds, looks = 0, 0
     look, look_for = works.reconcile, works.process_episode
 
@@ -298,29 +302,31 @@ def test_a_silent_host_is_checked_at_times(other: Ledger, store: JobStore, monke
 
     works.reconcile, works.process_episode = counted, counted_for  # type: ignore[method-assign]
     with looping(works):
-        eventually(lambda: looks and rounds > 10, "it has looked, and gone round often")
+        eventually(lambda: looks and rounds > 10, "one check in many iterations")
         assert looks == 1
 
         works._next_slow_check_s = 0.0
-        eventually(lambda: looks == 2, "it looks again, once it is time")
+        eventually(lambda: looks == 2, "the next check when it is due")
 
 
-def test_what_a_host_announced_and_left_is_done_by_another(ledger: Ledger, other: Ledger, store: JobStore) -> None:
-    job_id = unheard(store)
+def test_hold_announced_by_a_killed_executor_is_done_by_another(ledger: Ledger, other: Ledger, store: JobStore) -> None:
+    job_id = silent_job(store)
     other.inbox.take_new("box2", now=time.time())
     assert ledger.journal.record_once_per(1, "lose", "and was killed", now=ledger.now(), for_s=10.0)
     assert not other.journal.record_once_per(1, "lose", "so soon", now=other.now(), for_s=10.0)
 
-    with looping(onlooker(other, store)):
+    with looping(observer(other, store)):
         eventually(lambda: store.job(job_id).state is State.HOST_LOST, "it is held")
 
     assert lines(ledger, "lose") == [f"{HOST} decided", "box2 decided", "box2 did"]
 
 
-def test_a_host_without_its_workers_keeps_its_jobs_for_a_lease(ledger: Ledger, other: Ledger, store: JobStore) -> None:
-    job_id = unheard(store)
+def test_host_that_returns_without_its_workers_keeps_its_jobs_for_a_lease(
+    ledger: Ledger, other: Ledger, store: JobStore
+) -> None:
+    job_id = silent_job(store)
 
-    with looping(onlooker(other, store)):
+    with looping(observer(other, store)):
         eventually(lambda: store.job(job_id).state is State.HOST_LOST, "it is held")
         other.inbox.accept([host_alert(firing=False)], [], now=time.time())
         with beating(ledger):
@@ -331,10 +337,10 @@ def test_a_host_without_its_workers_keeps_its_jobs_for_a_lease(ledger: Ledger, o
     assert lines(ledger, "return") == ["box2 decided", "box2 did"]
 
 
-def test_a_host_that_is_back_has_its_jobs(ledger: Ledger, other: Ledger, store: JobStore) -> None:
-    job_id = unheard(store)
+def test_host_that_returns_has_its_jobs_again(ledger: Ledger, other: Ledger, store: JobStore) -> None:
+    job_id = silent_job(store)
 
-    with looping(onlooker(other, store)):
+    with looping(observer(other, store)):
         eventually(lambda: store.job(job_id).state is State.HOST_LOST, "it is held")
         with beating(ledger):
             eventually(lambda: store.job(job_id).state is State.RUNNING, "it runs again")
@@ -343,8 +349,8 @@ def test_a_host_that_is_back_has_its_jobs(ledger: Ledger, other: Ledger, store: 
     assert [each.firing for each in ledger.episodes.about_silent_hosts()] == [True]
 
 
-def test_its_own_executor_knows_that_it_lives(ledger: Ledger, other: Ledger, store: JobStore) -> None:
-    job_id = unheard(store)
+def test_own_executor_of_the_host_does_not_hold_its_jobs(ledger: Ledger, other: Ledger, store: JobStore) -> None:
+    job_id = silent_job(store)
     works = executor(ledger, store, World(), settings=QUICK)
 
     with looping(works):
@@ -357,7 +363,7 @@ def test_its_own_executor_knows_that_it_lives(ledger: Ledger, other: Ledger, sto
         eventually(lambda: history(ledger).outcome == "unconfirmed", "nothing was done")
 
 
-def test_two_alerts_at_once_open_one_episode(ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_alerts_open_one_episode(ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     other.inbox.accept([host_alert("h2")], [], now=time.time())
     found: list[int | None] = []
 
@@ -381,7 +387,7 @@ def test_two_alerts_at_once_open_one_episode(ledger: Ledger, other: Ledger, monk
     assert episode.fingerprints == {"h1", "h2"}
 
 
-def test_a_resolve_waits_for_the_intake(ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_waits_for_the_firing_alert(ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
 
     def slow(connection: Any, labels: Any) -> int | None:
@@ -400,17 +406,19 @@ def test_a_resolve_waits_for_the_intake(ledger: Ledger, other: Ledger, monkeypat
     assert [each.firing for each in other.episodes.about_silent_hosts()] == [False]
 
 
-def test_an_alert_that_came_as_its_hosts_episode_was_closed_opens_the_next(ledger: Ledger, other: Ledger) -> None:
+def test_alert_received_while_its_episode_closes_opens_the_next(ledger: Ledger, other: Ledger) -> None:
     other.inbox.take_new("box2", now=time.time())
 
-    other.episodes.close(1, plan.Outcome.UNCONFIRMED, Reason.DONE, "read before it fired anew", now=other.now())
+    other.episodes.close(1, plan.Outcome.UNCONFIRMED, Reason.DONE, "closed before the next alert", now=other.now())
 
     assert other.inbox.take_new("box2", now=time.time()) == 1
     assert [(each.episode_id, each.firing) for each in other.episodes.about_silent_hosts()] == [(2, True)]
     assert ledger.reports.totals(HOST).alerts == {}
 
 
-def test_an_alert_without_an_episode_is_taken_at_the_next_look(other: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alert_whose_episode_failed_to_open_is_taken_at_the_next_look(
+    other: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other.inbox.accept([host_alert(firing=False)], [], now=time.time())
     with monkeypatch.context() as patched:
         patched.setattr("remediator.ledger.inbox._open_episode", lambda *_, **__: None)
@@ -421,7 +429,7 @@ def test_an_alert_without_an_episode_is_taken_at_the_next_look(other: Ledger, mo
     assert [each.firing for each in other.episodes.about_silent_hosts()] == [False]
 
 
-def test_an_alert_about_a_worker_of_the_host_has_an_episode_of_its_own(ledger: Ledger, other: Ledger) -> None:
+def test_alert_about_a_worker_has_a_separate_episode(ledger: Ledger, other: Ledger) -> None:
     other.inbox.accept([alert()], [], now=time.time())
 
     assert other.inbox.take_new("box2", now=time.time()) == 1
@@ -429,7 +437,7 @@ def test_an_alert_about_a_worker_of_the_host_has_an_episode_of_its_own(ledger: L
     assert [each.subject for each in ledger.episodes.list_open(HOST)] == [plan.Subject.HOST, plan.Subject.WORKER]
 
 
-def test_a_shared_backlog_is_counted_by_its_taker(ledger: Ledger, other: Ledger) -> None:
+def test_alert_is_counted_by_the_executor_that_takes_it(ledger: Ledger, other: Ledger) -> None:
     assert [each.reports.totals(host).oldest_new_at is None for each, host in ((ledger, HOST), (other, "box2"))] == [
         False
     ] * 2

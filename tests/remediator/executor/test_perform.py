@@ -1,4 +1,4 @@
-"""Acts that fail, repeat or meet another change: the container and the job are each acted on once."""
+"""Actions that fail, repeat or race: each takes effect once."""
 
 import itertools
 import time
@@ -35,7 +35,7 @@ from tests.waiting import eventually
 
 
 class Losing:
-    """A ledger whose database goes away right before it keeps one advance."""
+    """A ledger whose database fails right before it saves one advance."""
 
     def __init__(self, ledger: Ledger, *, step: str) -> None:
         self._ledger = ledger
@@ -55,7 +55,7 @@ class Losing:
 
 
 @pytest.mark.parametrize("lost", ["fence", "stop", "requeue", "fail", "quarantine", "start"])
-def test_an_act_whose_record_was_lost_is_repeated_without_harm(ledger: Ledger, store: JobStore, lost: str) -> None:
+def test_action_whose_record_was_lost_is_repeated_without_effect(ledger: Ledger, store: JobStore, lost: str) -> None:
     world = stalled_job(ledger, store, job_class=JobClass.INGEST_LOAD if lost == "fail" else JobClass.GPU)
     world.boxes["w1"].unkillable = lost == "quarantine"
     losing = Losing(ledger, step=lost)
@@ -71,7 +71,7 @@ def test_an_act_whose_record_was_lost_is_repeated_without_harm(ledger: Ledger, s
         assert_fixed_once(ledger, store, world, failed=lost == "fail")
 
 
-def test_a_container_that_ends_at_its_start_is_not_started_again(ledger: Ledger, store: JobStore) -> None:
+def test_container_that_ends_at_its_start_is_not_started_again(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     start = world.start
 
@@ -91,7 +91,7 @@ def test_a_container_that_ends_at_its_start_is_not_started_again(ledger: Ledger,
 
 
 @pytest.mark.parametrize(("lasts", "outcome"), [(False, "partly_mended"), (True, "mended")])
-def test_a_start_is_believed_at_a_later_look(ledger: Ledger, store: JobStore, *, lasts: bool, outcome: str) -> None:
+def test_start_counts_only_after_a_later_look(ledger: Ledger, store: JobStore, *, lasts: bool, outcome: str) -> None:
     world = stalled_job(ledger, store)
     seen_s = 0.5
     works = executor(ledger, store, world, settings=replace(PACE, limits=replace(LIMITS, start_seen_s=seen_s)))
@@ -112,12 +112,12 @@ def test_a_start_is_believed_at_a_later_look(ledger: Ledger, store: JobStore, *,
     assert not lasts or time.monotonic() - started_s >= seen_s
 
 
-def test_an_incarnation_that_ends_before_the_stop_is_not_stopped(ledger: Ledger, store: JobStore) -> None:
+def test_incarnation_that_ends_before_the_stop_is_not_stopped(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     box, look, looks = world.boxes["w1"], world.look, itertools.count()
 
     def look_and_restart(handle: str, *, cgroup: str | None = None) -> Any:
-        if next(looks) == 3:  # right before the stop: somebody restarts it
+        if next(looks) == 3:  # it is restarted right before the stop
             box.starts, box.hung = box.starts + 1, False
         return look(handle, cgroup=cgroup)
 
@@ -131,7 +131,7 @@ def test_an_incarnation_that_ends_before_the_stop_is_not_stopped(ledger: Ledger,
     assert store.job(1).watchdog_retries == 1
 
 
-def test_a_job_that_completes_before_the_fence_stays_completed(ledger: Ledger, store: JobStore) -> None:
+def test_job_that_completes_before_the_fence_stays_completed(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
 
     class Finishing(BuiltinQueue):
@@ -150,11 +150,11 @@ def test_a_job_that_completes_before_the_fence_stays_completed(ledger: Ledger, s
     assert history(ledger).outcome == "superseded"
 
 
-def test_another_trip_of_the_same_incarnation_is_superseded_not_freed_twice(ledger: Ledger, store: JobStore) -> None:
+def test_second_alert_about_the_same_incarnation_is_superseded(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     to_the_end(executor(ledger, store, world), ledger)
     box = world.boxes["w1"]
-    box.starts, box.hung = 0, True  # the very same incarnation, as no engine would ever show it again
+    box.starts, box.hung = 0, True  # the same incarnation again
     ledger.inbox.accept([alert("second", job_id="1")], [], now=time.time())
 
     to_the_end(executor(ledger, store, world), ledger)
@@ -163,7 +163,7 @@ def test_another_trip_of_the_same_incarnation_is_superseded_not_freed_twice(ledg
     assert box.calls == ["stop", "start"]
 
 
-def test_a_worker_that_cannot_be_retired_holds_nothing_up(ledger: Ledger, store: JobStore) -> None:
+def test_failure_to_retire_a_worker_is_ignored(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
 
     class Sulking(BuiltinQueue):
@@ -175,7 +175,7 @@ def test_a_worker_that_cannot_be_retired_holds_nothing_up(ledger: Ledger, store:
     assert history(ledger).outcome == "mended"
 
 
-def test_two_that_hold_the_same_decision_start_the_container_once(ledger: Ledger, store: JobStore) -> None:
+def test_same_decision_twice_starts_the_container_once(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     for after in itertools.count(1):
@@ -186,12 +186,12 @@ def test_two_that_hold_the_same_decision_start_the_container_once(ledger: Ledger
             break
 
     works.processor.performer.perform(held, Start(message="first"))
-    works.processor.performer.perform(held, Start(message="second, of the same reading"))
+    works.processor.performer.perform(held, Start(message="second, from the same facts"))
 
     assert world.boxes["w1"].calls.count("start") == 1
 
 
-def test_a_decision_that_its_episode_cannot_have_is_a_defect_not_an_act(ledger: Ledger, store: JobStore) -> None:
+def test_step_that_does_not_fit_its_episode_is_an_assertion_error(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     episode = take_up(ledger)

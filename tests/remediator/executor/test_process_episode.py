@@ -1,4 +1,4 @@
-"""One episode from its alert to its end, with a real ledger and a real queue; the host is a fake: see `world`."""
+"""One episode from its alert to its end with a real ledger and a real queue. The host is a fake: see `world`."""
 
 import itertools
 import time
@@ -39,12 +39,12 @@ from tests.remediator.world import Box, World
 
 
 def reason_of(ledger: Ledger, step: str) -> str | None:
-    """Why a step of its account was taken."""
+    """The reason of a step in the journal."""
     (found,) = (entry.reason for entry in history(ledger).entries if entry.step == step)
     return found
 
 
-def test_a_wedge_is_mended_and_every_step_of_it_told_in_order(ledger: Ledger, store: JobStore) -> None:
+def test_stalled_job_is_fixed_and_every_step_recorded(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store, priority=100)
 
     to_the_end(executor(ledger, store, world), ledger)
@@ -67,7 +67,7 @@ def test_a_wedge_is_mended_and_every_step_of_it_told_in_order(ledger: Ledger, st
     assert (job.state, job.watchdog_retries, job.priority) == (State.QUEUED, 1, 10)
 
 
-def test_a_killed_workers_row_no_longer_counts_as_busy(ledger: Ledger, store: JobStore) -> None:
+def test_row_of_a_killed_worker_does_not_count_as_busy(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store, model="sdxl")
 
     to_the_end(executor(ledger, store, world), ledger)
@@ -77,7 +77,7 @@ def test_a_killed_workers_row_no_longer_counts_as_busy(ledger: Ledger, store: Jo
     assert seen_at < time.time() - 90
 
 
-def test_the_fourth_trip_fails_the_job_and_its_run(ledger: Ledger, store: JobStore) -> None:
+def test_fourth_stall_fails_the_job_and_its_run(ledger: Ledger, store: JobStore) -> None:
     job_id = store.runs.submit(Submission(queue="w1", run_id="r1"), now=time.time())
     sibling = store.runs.submit(Submission(queue="other", run_id="r1"), now=time.time())
     for attempt in range(1, 5):
@@ -99,8 +99,8 @@ def test_the_fourth_trip_fails_the_job_and_its_run(ledger: Ledger, store: JobSto
     assert store.job(sibling).state is State.CANCELLED
 
 
-def test_a_container_without_a_job_is_freed(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No condition of that kind is defined yet: this one stands in for it, to drive the performer."""
+def test_container_without_a_job_is_restarted(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No condition confirms this yet: the test replaces one to drive the performer."""
     ledger.inbox.accept([alert(job_id=None, attempt=None)], [], now=time.time())
     world = World(Box(worker="w1", job_id=None, attempt=None))
     monkeypatch.setattr(
@@ -114,7 +114,7 @@ def test_a_container_without_a_job_is_freed(ledger: Ledger, store: JobStore, mon
     assert world.boxes["w1"].calls == ["stop", "start"]
 
 
-def test_a_dry_run_records_once_and_arming_acts(ledger: Ledger, store: JobStore) -> None:
+def test_dry_run_records_once_and_arming_acts(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     dry = executor(ledger, store, world, armed=False)
     for _ in range(5):
@@ -129,7 +129,7 @@ def test_a_dry_run_records_once_and_arming_acts(ledger: Ledger, store: JobStore)
     assert world.boxes["w1"].calls == ["stop", "start"]
 
 
-def test_disarmed_in_the_middle_it_does_not_stop_and_armed_again_it_goes_on(ledger: Ledger, store: JobStore) -> None:
+def test_disarm_holds_a_begun_restart_and_arm_resumes_it(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     with pytest.raises(Crash):
         turn(executor(Crashing(ledger, after=1), store, world), ledger)
@@ -144,7 +144,7 @@ def test_disarmed_in_the_middle_it_does_not_stop_and_armed_again_it_goes_on(ledg
     assert history(ledger).outcome == "mended"
 
 
-def test_an_unconfirmed_episode_waits_once_for_each_reason(ledger: Ledger, store: JobStore) -> None:
+def test_unconfirmed_episode_records_each_reason_once(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     world.boxes["w1"].hung = False
     works = executor(ledger, store, world)
@@ -172,9 +172,9 @@ def test_an_unconfirmed_episode_waits_once_for_each_reason(ledger: Ledger, store
         (lambda world: setattr(world, "engine_down", True), Reason.NO_CONTAINER),
         (lambda world: world.boxes.clear(), Reason.NO_EVIDENCE),
     ],
-    ids=["the engine is down", "no such worker"],
+    ids=["engine is down", "no such worker"],
 )
-def test_what_cannot_be_seen_is_waited_for(
+def test_episode_waits_for_missing_evidence(
     ledger: Ledger, store: JobStore, broken: Callable[[World], None], reason: Reason
 ) -> None:
     world = stalled_job(ledger, store)
@@ -186,7 +186,7 @@ def test_what_cannot_be_seen_is_waited_for(
     assert store.job(1).state is State.RUNNING
 
 
-def test_a_kind_of_container_it_has_no_hands_for_is_waited_for(ledger: Ledger, store: JobStore) -> None:
+def test_episode_waits_without_an_actuator_for_its_container(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     clients = Clients(exporter=world, queue=BuiltinQueue(store), actuators={})  # type: ignore[arg-type]
     works = Executor(ledger, host=HOST, clients=clients, settings=PACE)
@@ -196,7 +196,7 @@ def test_a_kind_of_container_it_has_no_hands_for_is_waited_for(ledger: Ledger, s
     assert history(ledger).entries[-1].reason == Reason.NO_CONTAINER
 
 
-def test_a_queue_that_is_gone_is_waited_for(ledger: Ledger, store: JobStore) -> None:
+def test_episode_waits_for_an_unreachable_queue(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     sql(store, "ALTER TABLE jobs RENAME TO lost")
 
@@ -208,7 +208,7 @@ def test_a_queue_that_is_gone_is_waited_for(ledger: Ledger, store: JobStore) -> 
     assert store.job(1).state is State.QUEUED
 
 
-def test_a_stop_that_fails_is_recorded_and_tried_again_at_the_loops_pace(ledger: Ledger, store: JobStore) -> None:
+def test_failed_stop_is_recorded_and_retried_in_the_next_iteration(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     world.boxes["w1"].unkillable = True
     works = executor(ledger, store, world)
@@ -224,7 +224,7 @@ def test_a_stop_that_fails_is_recorded_and_tried_again_at_the_loops_pace(ledger:
     assert world.boxes["w1"].calls == ["stop", "stop", "start"]
 
 
-def test_an_unkillable_worker_has_its_gpu_in_quarantine(ledger: Ledger, store: JobStore) -> None:
+def test_gpu_of_an_unkillable_worker_is_quarantined(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     world.boxes["w1"].unkillable = True
     bounds = replace(LIMITS, settle_timeout_s=0.05, restart_timeout_s=0.1)
@@ -242,11 +242,11 @@ def test_an_unkillable_worker_has_its_gpu_in_quarantine(ledger: Ledger, store: J
 
     assert store.job(1).state is State.QUEUED
     assert claims(store, "w2", gpu="GPU-0") is None, "another worker of that GPU"
-    assert claims(store, "w1", incarnation="i2") is None, "the slot itself, whatever GPU it says to have"
+    assert claims(store, "w1", incarnation="i2") is None, "the slot itself, with any GPU"
     assert claims(store, "w3", gpu="GPU-1") == 1
 
 
-def test_a_lost_gpu_is_in_quarantine_and_its_worker_starts(ledger: Ledger, store: JobStore) -> None:
+def test_lost_gpu_is_quarantined_and_its_worker_starts(ledger: Ledger, store: JobStore) -> None:
     world = on_a_lost_gpu(ledger, store)
 
     to_the_end(executor(ledger, store, world), ledger)
@@ -264,7 +264,7 @@ def test_a_lost_gpu_is_in_quarantine_and_its_worker_starts(ledger: Ledger, store
     assert claims(store, "w3", gpu="GPU-1") == 1
 
 
-def test_a_gpu_that_is_lost_for_one_look_stays_in_use(ledger: Ledger, store: JobStore) -> None:
+def test_gpu_lost_in_one_look_stays_in_use(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     world.gpu_lost_s, about = 0.0, world.worker_evidence
 
@@ -277,13 +277,13 @@ def test_a_gpu_that_is_lost_for_one_look_stays_in_use(ledger: Ledger, store: Job
 
     to_the_end(executor(ledger, store, world), ledger)
 
-    assert "decided wait: driver_unreachable" in journal(ledger), "it was lost when it was to be seen dead"
+    assert "decided wait: driver_unreachable" in journal(ledger), "the GPU was lost while the stop was checked"
     assert history(ledger).outcome == Outcome.FIXED
     assert store.gpu_quarantine.quarantined() == []
 
 
-@pytest.mark.parametrize(("avoid_s", "gets_it"), [(600.0, None), (0.0, 1)], ids=["for a while", "not at all"])
-def test_a_requeued_job_avoids_its_slot(ledger: Ledger, store: JobStore, avoid_s: float, gets_it: int | None) -> None:
+@pytest.mark.parametrize(("avoid_s", "gets_it"), [(600.0, None), (0.0, 1)], ids=["600 s", "off"])
+def test_requeued_job_avoids_its_slot(ledger: Ledger, store: JobStore, avoid_s: float, gets_it: int | None) -> None:
     world = stalled_job(ledger, store)
     store.claims.register("w1", host="box2", worker="w2", incarnation="i9", now=store.now(), gpus=["GPU-1"])
     settings = replace(PACE, limits=replace(LIMITS, requeue_avoid_gpu_s=avoid_s))
@@ -295,7 +295,7 @@ def test_a_requeued_job_avoids_its_slot(ledger: Ledger, store: JobStore, avoid_s
     assert gets_it or claims(store, "w2", host="box2", gpu="GPU-1") == 1
 
 
-def test_an_endless_episode_yields(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_episode_yields(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     world = stalled_job(ledger, store)
     asked = itertools.count()
     begin = Begin(
@@ -317,7 +317,7 @@ def test_an_endless_episode_yields(ledger: Ledger, store: JobStore, monkeypatch:
     assert next(asked) == STEPS_MAX
 
 
-def test_an_alert_that_named_no_incarnation_is_mended_too(ledger: Ledger, store: JobStore) -> None:
+def test_alert_without_an_incarnation_is_fixed(ledger: Ledger, store: JobStore) -> None:
     job_id = running(store)
     ledger.inbox.accept([alert(job_id=str(job_id), incarnation=None)], [], now=time.time())
     world = World(Box(worker="w1", job_id=job_id))

@@ -1,4 +1,4 @@
-"""A queue that refuses a write: what the executor does meanwhile, and when it asks again."""
+"""A queue that refuses writes: what the executor does, and when it retries."""
 
 import sqlite3
 import time
@@ -38,14 +38,16 @@ from tests.waiting import eventually
 
 @pytest.fixture
 def impatient(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobStore]:
-    """The same queue, by connections that wait 0.02 s for a lock."""
+    """The same queue, with a lock timeout of 0.02 s."""
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
     with closing(JobStore.open(store._engine.url.render_as_string(hide_password=False))) as found:
         yield found
 
 
-def test_a_wedge_with_the_lock_is_stopped(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a worker does that stopped in the middle of a write; the kernel ends its transaction with it."""
+def test_worker_that_holds_the_queue_lock_is_stopped(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker hangs in the middle of a write. Its transaction ends with it."""
     monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_TIMEOUT_S", 0.1)
     world = stalled_job(ledger, store)
     with closing(store._engine.connect().execution_options(writes=True)) as its_own:
@@ -62,7 +64,9 @@ def test_a_wedge_with_the_lock_is_stopped(ledger: Ledger, store: JobStore, monke
     assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)
 
 
-def test_a_defective_fence_is_outlived(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_is_stopped_although_the_fence_raises(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_TIMEOUT_S", 0.1)
     world = stalled_job(ledger, store)
 
@@ -73,14 +77,16 @@ def test_a_defective_fence_is_outlived(ledger: Ledger, store: JobStore, monkeypa
             return super().fence(job_id, **how)
 
     with looping(executor(ledger, Defective(store), world)):
-        eventually(lambda: outcome_of(ledger) == "mended", "it is stopped all the same, and then fenced")
+        eventually(lambda: outcome_of(ledger) == "mended", "it is stopped and then fenced")
 
     lines = journal(ledger)
     assert lines.index("did stop") < lines.index("did fence") < lines.index("did requeue")
 
 
-def test_an_old_refusal_stops_nothing(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused once, it shows life for longer than facts hold, with a queue that is well by then, and wedges again."""
+def test_old_refusal_does_not_stop_a_worker_without_a_fence(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fence fails once. The worker is active for longer than facts are valid, and stalls again."""
     monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_TIMEOUT_S", 0.1)
     monkeypatch.setattr("remediator.executor.gather_facts.FACTS_S", 1.0)
     world = stalled_job(ledger, store)
@@ -113,7 +119,7 @@ def test_an_old_refusal_stops_nothing(ledger: Ledger, store: JobStore, monkeypat
     assert history(ledger).outcome == "mended"
 
 
-def test_what_the_queue_has_taken_since_counts_as_refused_no_more(ledger: Ledger, store: JobStore) -> None:
+def test_accepted_write_ends_a_refusal(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     episode = take_up(ledger)
@@ -129,19 +135,19 @@ def test_what_the_queue_has_taken_since_counts_as_refused_no_more(ledger: Ledger
 
     works.processor.performer._write_to_queue(episode, "fence", refuse)
     works.processor.performer._write_to_queue(episode, "fence", refuse)
-    assert refused() == [True, 1], "on record once"
+    assert refused() == [True, 1], "recorded once"
     works.processor.performer._write_to_queue(episode, "fence", lambda: True)
     assert refused() == [False, 1]
 
     works.processor.performer._write_to_queue(episode, "fence", refuse)
 
-    assert refused() == [True, 2], "and once more, for it had taken it meanwhile"
+    assert refused() == [True, 2], "recorded again after an accepted write"
 
 
-def test_a_failed_stop_is_tried_again(
+def test_quarantine_waits_for_a_retried_stop(
     ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch, impatient: JobStore
 ) -> None:
-    """Putting the GPU out of use needs the queue, so that it has to wait for the stop."""
+    """The worker locks the queue, which the quarantine needs."""
     monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_TIMEOUT_S", 0.1)
     world = on_a_lost_gpu(ledger, store)
     with closing(sqlite3.connect(str(store._engine.url.database), isolation_level=None)) as its_own:
@@ -162,21 +168,21 @@ def test_a_failed_stop_is_tried_again(
 
 
 def refuse_all(queue: Connection) -> None:
-    """Begin what keeps everybody else from writing to the queue until it ends."""
+    """Begin a transaction that blocks all other writes to the queue."""
     queue.begin()
-    if queue.dialect.name == "postgresql":  # the lock of an SQLite file is taken as it begins
+    if queue.dialect.name == "postgresql":  # SQLite takes its lock at the begin
         queue.execute(text(f"LOCK TABLE {', '.join(QUEUE.tables.tables)} IN SHARE ROW EXCLUSIVE MODE"))
 
 
 SETTLES_LATE: dict[str, tuple[dict[str, Any], bool, str, str]] = {
     "requeued": ({}, False, "requeue", "did requeue"),
     "failed": ({"job_class": JobClass.INGEST_LOAD}, False, "fail", "did fail"),
-    "its lost GPU put out of use": ({}, True, "quarantine", "did quarantine"),
+    "lost GPU quarantined": ({}, True, "quarantine", "did quarantine"),
 }
 
 
 @pytest.mark.parametrize(("submission", "lost", "refused", "done"), SETTLES_LATE.values(), ids=SETTLES_LATE)
-def test_a_queue_that_refuses_what_is_due_at_the_bound_holds_up_no_further_stop(
+def test_refused_settle_at_its_timeout_does_not_delay_the_stop(
     submission: dict[str, Any],
     lost: bool,
     refused: str,
@@ -185,7 +191,7 @@ def test_a_queue_that_refuses_what_is_due_at_the_bound_holds_up_no_further_stop(
     store: JobStore,
     impatient: JobStore,
 ) -> None:
-    """The engine fails to stop a fenced worker until the bound is over; only its end frees the queue."""
+    """The stop of a fenced worker fails until the settle timeout. The queue is locked until the worker ends."""
     world = (on_a_lost_gpu if lost else stalled_job)(ledger, store, **submission)
     settings = replace(PACE, limits=replace(LIMITS, settle_timeout_s=0.3))
     with closing(store._engine.connect().execution_options(writes=True)) as its_own:
@@ -210,8 +216,8 @@ def test_a_queue_that_refuses_what_is_due_at_the_bound_holds_up_no_further_stop(
     assert store.job(1).state == (State.FAILED if refused == "fail" else State.QUEUED)
 
 
-def test_each_refused_quarantine_is_recorded(ledger: Ledger, store: JobStore, impatient: JobStore) -> None:
-    """What was refused at a stage that is over counts no more; here the queue refuses on."""
+def test_refused_quarantine_is_recorded_once_per_stage(ledger: Ledger, store: JobStore, impatient: JobStore) -> None:
+    """A refusal counts for one stage. Here the queue refuses at two."""
     world = on_a_lost_gpu(ledger, store)
     settings = replace(PACE, limits=replace(LIMITS, settle_timeout_s=0.3))
     with closing(store._engine.connect().execution_options(writes=True)) as its_own:
@@ -233,7 +239,7 @@ def test_each_refused_quarantine_is_recorded(ledger: Ledger, store: JobStore, im
         for _ in range(5):
             turn(works, ledger)
         lines = journal(ledger)
-        assert lines.count("failed quarantine") == 2, "at each once"
+        assert lines.count("failed quarantine") == 2, "once per stage"
         its_own.rollback()
 
         to_the_end(works, ledger)
@@ -243,8 +249,10 @@ def test_each_refused_quarantine_is_recorded(ledger: Ledger, store: JobStore, im
     assert journal(ledger).count("did quarantine") == 1
 
 
-def test_the_bound_ends_on_a_locked_queue(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each sweep waits for the lock, and all of them for longer than a loop may stand still; as times 0.2 here."""
+def test_settle_timeout_is_reached_while_the_queue_is_locked(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sweeps wait for the lock longer in total than the loop may pause. All times are scaled by 0.2."""
     monkeypatch.setattr("remediator.executor.clock.PAUSE_MAX_S", 2.0)
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 1.0)
     monkeypatch.setattr("remediator.executor.housekeeping.HEARTBEAT_S", 0.0)
@@ -260,7 +268,7 @@ def test_the_bound_ends_on_a_locked_queue(ledger: Ledger, store: JobStore, monke
             turn(works, ledger)
         its_own.execute("BEGIN IMMEDIATE")
         with looping(works):
-            eventually(lambda: "failed requeue" in journal(ledger), "the bound is reached", within_s=30)
+            eventually(lambda: "failed requeue" in journal(ledger), "the settle timeout is reached", within_s=30)
             its_own.execute("ROLLBACK")
 
     patient.close()

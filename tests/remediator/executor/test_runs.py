@@ -1,4 +1,4 @@
-"""A run whose items fail on a worker of this host, from its alert to what is done: with a real ledger and queue."""
+"""A run whose items fail on a worker of this host, from its alert to the action, with a real ledger and queue."""
 
 import threading
 import time
@@ -33,7 +33,7 @@ def render(store: JobStore, run_id: str = "r1", *, jobs: int = 2) -> None:
 
 
 def works_on(store: JobStore, run_id: str, worker: str, *, failed: int = 0, done: int = 0, host: str = HOST) -> Job:
-    """A worker has claimed a job of the run, and ended items of it so."""
+    """Let a worker claim a job of the run, and end items of it."""
     job = store.claims.claim(run_id, host=host, worker=worker, incarnation=f"i-{worker}", now=store.now())
     assert job is not None
     end(store, job, failed=failed, done=done)
@@ -57,7 +57,7 @@ def accuse(ledger: Ledger, *, firing: bool = True, run_id: str = "r1", worker: s
 
 
 def faulty_worker(store: JobStore, run_id: str = "r1", worker: str = "bad") -> Job:
-    """One worker fails six items of a run, and another finishes one; the job of the first."""
+    """One worker fails six items of a run, and another finishes one. Returns the job of the first."""
     render(store, run_id)
     job = works_on(store, run_id, worker, failed=6)
     works_on(store, run_id, f"good-{run_id}", done=1)
@@ -65,14 +65,14 @@ def faulty_worker(store: JobStore, run_id: str = "r1", worker: str = "bad") -> J
 
 
 def accused_worker(ledger: Ledger, store: JobStore, run_id: str = "r1", worker: str = "bad") -> Job:
-    """The same, and the alert about it has come."""
+    """As `faulty_worker`, with its alert in the inbox."""
     job = faulty_worker(store, run_id, worker)
     accuse(ledger, run_id=run_id, worker=worker)
     return job
 
 
 def judge(works: Executor, ledger: Ledger) -> None:
-    """One look at every run, however lately it was judged."""
+    """Process every run episode once, without the interval between two tallies."""
     while ledger.inbox.take_new(HOST, now=time.time()):
         pass
     for episode in ledger.episodes.list_open(HOST):
@@ -85,7 +85,7 @@ def locked(store: JobStore) -> dict[str, str | None]:
 
 
 @pytest.mark.behaviour("B2")
-def test_a_faulty_worker_is_locked_and_the_story_of_it_told(ledger: Ledger, store: JobStore) -> None:
+def test_faulty_worker_is_locked_and_every_step_recorded(ledger: Ledger, store: JobStore) -> None:
     job = accused_worker(ledger, store)
     works = executor(ledger, store, World())
 
@@ -109,8 +109,8 @@ def test_a_faulty_worker_is_locked_and_the_story_of_it_told(ledger: Ledger, stor
 
 @pytest.mark.behaviour("B1")
 @pytest.mark.behaviour("B6")
-@pytest.mark.parametrize(("failed", "done"), [(5, 0), (9, 1)], ids=["five failures", "one that it has finished"])
-def test_an_alert_without_failures_does_nothing(ledger: Ledger, store: JobStore, failed: int, done: int) -> None:
+@pytest.mark.parametrize(("failed", "done"), [(5, 0), (9, 1)], ids=["five failures", "one finished item"])
+def test_alert_without_enough_failures_does_nothing(ledger: Ledger, store: JobStore, failed: int, done: int) -> None:
     render(store)
     works_on(store, "r1", "bad", failed=failed, done=done)
     works_on(store, "r1", "good", done=1)
@@ -126,7 +126,7 @@ def test_an_alert_without_failures_does_nothing(ledger: Ledger, store: JobStore,
 
 
 @pytest.mark.behaviour("B4")
-def test_a_faulty_worker_beside_a_sound_one_is_locked(ledger: Ledger, store: JobStore) -> None:
+def test_faulty_worker_is_locked_after_the_wait_for_an_undecided_one(ledger: Ledger, store: JobStore) -> None:
     render(store)
     works_on(store, "r1", "bad", failed=6)
     works_on(store, "r1", "slow")
@@ -142,7 +142,7 @@ def test_a_faulty_worker_beside_a_sound_one_is_locked(ledger: Ledger, store: Job
 
 
 @pytest.mark.behaviour("B5")
-def test_a_run_that_nobody_else_runs_is_moved_and_in_the_end_blocked(ledger: Ledger, store: JobStore) -> None:
+def test_run_of_a_single_worker_is_moved_and_at_last_blocked(ledger: Ledger, store: JobStore) -> None:
     render(store, jobs=1)
     job = works_on(store, "r1", "w1", failed=6)
     accuse(ledger, worker="w1")
@@ -166,7 +166,7 @@ def test_a_run_that_nobody_else_runs_is_moved_and_in_the_end_blocked(ledger: Led
     assert f"(blocked by the executor of {HOST}, episode 1, " in (blocked.because or "")
 
 
-def test_a_dry_run_records_what_it_would_do_and_armed_later_it_is_done(ledger: Ledger, store: JobStore) -> None:
+def test_dry_run_records_the_action_and_arming_does_it(ledger: Ledger, store: JobStore) -> None:
     job = accused_worker(ledger, store)
     works = executor(ledger, store, World(), armed=False)
     judge(works, ledger)
@@ -187,7 +187,7 @@ def test_a_dry_run_records_what_it_would_do_and_armed_later_it_is_done(ledger: L
         pytest.param({"act": Act.BREAKER}, {"act": Act.RELEASE}, id="circuit_breaker"),
     ],
 )
-def test_what_is_held_waits_and_is_taken_up_again(
+def test_held_verdict_waits_and_is_applied_later(
     ledger: Ledger,
     store: JobStore,
     held: dict[str, Any],
@@ -199,7 +199,7 @@ def test_what_is_held_waits_and_is_taken_up_again(
     works = executor(ledger, store, World())
     ledger.orders.give(Order(**held, at=time.time(), who="ann", because=""))
     with monkeypatch.context() as patch:
-        patch.setattr(ItemFailures, "tally", None)  # nothing is counted for what is held
+        patch.setattr(ItemFailures, "tally", None)  # a held run is not counted
         judge(works, ledger)
     assert locked(store) == {}
     assert journal(ledger)[-1].removeprefix("decided wait: ") in request.node.name
@@ -210,7 +210,7 @@ def test_what_is_held_waits_and_is_taken_up_again(
     assert list(locked(store)) == ["bad"]
 
 
-def test_each_act_needs_an_approval_of_its_own(ledger: Ledger, store: JobStore) -> None:
+def test_each_action_needs_its_own_approval(ledger: Ledger, store: JobStore) -> None:
     render(store)
     bad = works_on(store, "r1", "bad", failed=6)
     accuse(ledger)
@@ -222,7 +222,7 @@ def test_each_act_needs_an_approval_of_its_own(ledger: Ledger, store: JobStore) 
     works_on(store, "r1", "good", done=1)
 
     judge(works, ledger)
-    assert locked(store) == {}, "a yes to a move is none to a lock"
+    assert locked(store) == {}, "the approval of a move does not approve a lock"
     assert store.job(bad.job_id).state is State.RUNNING
     ledger.orders.answer(1, Act.APPROVE, who="ann", because="", now=time.time(), until=time.time() + 3600)
     judge(works, ledger)
@@ -230,7 +230,7 @@ def test_each_act_needs_an_approval_of_its_own(ledger: Ledger, store: JobStore) 
     assert list(locked(store)) == ["bad"]
 
 
-def test_too_many_faulty_workers_at_once_have_one_cause_and_latch_the_brake(ledger: Ledger, store: JobStore) -> None:
+def test_too_many_faulty_workers_open_the_breaker(ledger: Ledger, store: JobStore) -> None:
     for number in range(4):
         accused_worker(ledger, store, f"r{number}", f"bad{number}")
     works = executor(ledger, store, World(), settings=replace(PACE, safety_limits=SafetyLimits(breaker_targets=3)))
@@ -244,7 +244,7 @@ def test_too_many_faulty_workers_at_once_have_one_cause_and_latch_the_brake(ledg
     assert journal(ledger, 4)[1:] == ["ordered breaker", "decided wait: circuit_breaker"]
 
 
-def test_one_worker_that_is_faulty_in_many_runs_is_one(ledger: Ledger, store: JobStore) -> None:
+def test_worker_faulty_in_many_runs_counts_once(ledger: Ledger, store: JobStore) -> None:
     for number in range(4):
         job = accused_worker(ledger, store, f"r{number}", "bad")
         assert store.claims.release(job.job_id, attempt=job.attempt, incarnation="i-bad", now=store.now())
@@ -256,10 +256,10 @@ def test_one_worker_that_is_faulty_in_many_runs_is_one(ledger: Ledger, store: Jo
     assert [journal(ledger, number) for number in (1, 2, 3, 4)] == [DONE] * 4
     accused_worker(ledger, store, "r4", "another")
     judge(works, ledger)
-    assert ledger.orders.current().breaker() is not None, "and another one is a second"
+    assert ledger.orders.current().breaker() is not None, "another worker is the second"
 
 
-def test_a_run_that_several_hosts_report_is_one(ledger: Ledger, store: JobStore, at_first: list[Any]) -> None:
+def test_run_reported_by_several_hosts_counts_once(ledger: Ledger, store: JobStore, at_first: list[Any]) -> None:
     there = ["box2", "box3", "box4"]
     render(store, jobs=4)
     for host in (HOST, *there):
@@ -273,7 +273,7 @@ def test_a_run_that_several_hosts_report_is_one(ledger: Ledger, store: JobStore,
     judge(works, ledger)
     assert ledger.orders.current().breaker() is None
     lines = sorted(journal(ledger, number)[-1] for number in range(1, 5))
-    assert lines == ["decided block"] * 3 + ["did block"], "each had decided it before the first had done it"
+    assert lines == ["decided block"] * 3 + ["did block"], "all decided before the first acted"
     ledger.inbox.accept(
         [run_alert(host, host=host, worker=f"w-{host}", firing=False) for host in there], [], now=time.time()
     )
@@ -283,11 +283,11 @@ def test_a_run_that_several_hosts_report_is_one(ledger: Ledger, store: JobStore,
         ledger.inbox.take_new(host, now=time.time())
         judge_there(other, ledger)
 
-    stories = [ledger.reports.get(number) for number in range(1, 5)]
-    assert [each and each.outcome for each in stories] == ["mended"] * 4
+    histories = [ledger.reports.get(number) for number in range(1, 5)]
+    assert [each and each.outcome for each in histories] == ["mended"] * 4
 
 
-def test_moves_latch_no_brake(ledger: Ledger, store: JobStore) -> None:
+def test_moves_do_not_open_the_breaker(ledger: Ledger, store: JobStore) -> None:
     for number in range(2):
         render(store, f"r{number}", jobs=1)
         works_on(store, f"r{number}", f"w{number}", failed=6)
@@ -302,7 +302,7 @@ def test_moves_latch_no_brake(ledger: Ledger, store: JobStore) -> None:
 def executor_there(
     ledger: Ledger, store: JobStore, worker: str, *, host: str = "box2", settings: LoopSettings = PACE
 ) -> Executor:
-    """The executor of another host, armed, whose worker an alert accuses as well."""
+    """An armed executor of another host, with an alert about its worker."""
     ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="test", because="", host=host))
     ledger.inbox.accept([run_alert(host, host=host, worker=worker)], [], now=time.time())
     ledger.inbox.take_new(host, now=time.time())
@@ -313,7 +313,7 @@ def judge_there(there: Executor, ledger: Ledger) -> None:
     there.process_episode(*ledger.episodes.list_open(there._host))
 
 
-def test_each_executor_locks_the_workers_of_its_own_host(ledger: Ledger, store: JobStore) -> None:
+def test_executor_locks_only_workers_of_its_own_host(ledger: Ledger, store: JobStore) -> None:
     render(store, jobs=3)
     works_on(store, "r1", "bad", failed=6)
     works_on(store, "r1", "worse", failed=7, host="box2")
@@ -329,7 +329,7 @@ def test_each_executor_locks_the_workers_of_its_own_host(ledger: Ledger, store: 
     assert sorted(locked(store)) == ["bad", "worse"]
 
 
-def test_a_worker_at_its_cap_keeps_no_other_one_from_being_locked(ledger: Ledger, store: JobStore) -> None:
+def test_worker_at_its_attempt_cap_does_not_prevent_another_lock(ledger: Ledger, store: JobStore) -> None:
     its = {"last": Submission(queue="r1", attempts_max=1), "2": Submission(queue="r1"), "3": Submission(queue="r1")}
     store.runs.submit_run("r1", its, wrangled=True, now=store.now())
     store.items.add("r1", [f"{n:03}" for n in range(50)], now=store.now())
@@ -345,7 +345,7 @@ def test_a_worker_at_its_cap_keeps_no_other_one_from_being_locked(ledger: Ledger
     assert (list(locked(store)), journal(ledger)) == (["bad"], [*DONE, "decided wait: attempts_exhausted"])
 
 
-def test_another_one_that_is_waited_for_is_told_anew_and_a_figure_is_not(ledger: Ledger, store: JobStore) -> None:
+def test_wait_is_recorded_again_for_another_worker_but_not_for_a_figure(ledger: Ledger, store: JobStore) -> None:
     render(store, jobs=3)
     worse = works_on(store, "r1", "worse", failed=6, host="box2")
     works_on(store, "r1", "worst", failed=9, host="box3")
@@ -366,7 +366,7 @@ def test_another_one_that_is_waited_for_is_told_anew_and_a_figure_is_not(ledger:
 
 @pytest.fixture
 def at_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What is done once, or raised, between the promise and the act."""
+    """Calls to make between the intent and the action."""
     meanwhile: list[Any] = []
     wrangle = BuiltinQueue.wrangle
 
@@ -380,7 +380,7 @@ def at_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     assert not meanwhile
 
 
-def test_what_is_no_longer_so_is_not_done(ledger: Ledger, store: JobStore, at_first: list[Any]) -> None:
+def test_outdated_verdict_is_not_applied(ledger: Ledger, store: JobStore, at_first: list[Any]) -> None:
     job = accused_worker(ledger, store)
     at_first.append(lambda: end(store, job, done=1))
     works = executor(ledger, store, World())
@@ -392,10 +392,10 @@ def test_what_is_no_longer_so_is_not_done(ledger: Ledger, store: JobStore, at_fi
     accuse(ledger, firing=False)
     judge(works, ledger)
 
-    assert history(ledger).outcome == "partly_mended", "that it was not done is only known to whoever found it so"
+    assert history(ledger).outcome == "partly_mended", "it was decided and not done"
 
 
-def test_a_failed_act_is_repeated_under_its_promise(ledger: Ledger, store: JobStore, at_first: list[Any]) -> None:
+def test_failed_action_is_repeated_under_its_intent(ledger: Ledger, store: JobStore, at_first: list[Any]) -> None:
     accused_worker(ledger, store)
 
     def fails() -> None:
@@ -408,11 +408,13 @@ def test_a_failed_act_is_repeated_under_its_promise(ledger: Ledger, store: JobSt
 
     judge(works, ledger)
 
-    assert journal(ledger) == DONE, "promised once, and counted once: it is no storm of one"
+    assert journal(ledger) == DONE, "one intent, counted once by the breaker"
     assert list(locked(store)) == ["bad"]
 
 
-def test_a_silent_queue_is_awaited(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdict_waits_for_an_unreachable_queue(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     accused_worker(ledger, store)
     works = executor(ledger, store, World())
 
@@ -429,7 +431,7 @@ def test_a_silent_queue_is_awaited(ledger: Ledger, store: JobStore, monkeypatch:
     assert list(locked(store)) == ["bad"]
 
 
-def test_an_alert_that_fires_anew_as_its_episode_closes_opens_the_next(ledger: Ledger, store: JobStore) -> None:
+def test_alert_that_fires_again_at_the_close_opens_the_next_episode(ledger: Ledger, store: JobStore) -> None:
     render(store)
     accuse(ledger)
     accuse(ledger, firing=False)
@@ -443,7 +445,9 @@ def test_an_alert_that_fires_anew_as_its_episode_closes_opens_the_next(ledger: L
     assert [(each.episode_id, each.firing) for each in ledger.episodes.list_open(HOST)] == [(2, True)]
 
 
-def test_a_wedge_waits_for_no_count(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_job_does_not_wait_for_a_tally(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(MAX_CONCURRENT):
         accuse(ledger, run_id=f"r{number}")
     world = stalled_job(ledger, store)
@@ -458,13 +462,13 @@ def test_a_wedge_waits_for_no_count(ledger: Ledger, store: JobStore, monkeypatch
     monkeypatch.setattr(ItemFailures, "tally", slow)
     with looping(executor(ledger, store, world)):
         try:
-            eventually(lambda: "decided close: mended" in journal(ledger, MAX_CONCURRENT + 1), "it is mended")
-            assert counts == 1, "runs are counted one after the other"
+            eventually(lambda: "decided close: mended" in journal(ledger, MAX_CONCURRENT + 1), "it is fixed")
+            assert counts == 1, "runs are tallied one at a time"
         finally:
             done.set()
 
 
-def test_a_sweep_waits_for_no_count(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_does_not_wait_for_a_tally(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     render(store)
     accuse(ledger)
     counted, done = threading.Event(), threading.Event()
@@ -483,14 +487,14 @@ def test_a_sweep_waits_for_no_count(ledger: Ledger, store: JobStore, monkeypatch
     monkeypatch.setattr(ItemFailures, "tally", slow)
     with looping(executor(ledger, Swept(store), World())):
         try:
-            eventually(counted.is_set, "a run's items are counted")
+            eventually(counted.is_set, "the tally of a run has begun")
             before = sweeps
-            eventually(lambda: sweeps > before + 3, "the queue is swept meanwhile")
+            eventually(lambda: sweeps > before + 3, "the queue is swept")
         finally:
             done.set()
 
 
-def test_a_run_is_counted_every_ten_seconds(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_tallied_every_ten_seconds(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     render(store)
     accuse(ledger)
     ledger.inbox.take_new(HOST, now=time.time())
@@ -513,6 +517,6 @@ def test_a_run_is_counted_every_ten_seconds(ledger: Ledger, store: JobStore, mon
     with looping(works):
         eventually(lambda: "decided wait: no_fault_found" in journal(ledger), "it is judged")
         before = looks
-        eventually(lambda: looks > before + 5, "it goes on looking")
+        eventually(lambda: looks > before + 5, "it continues to look")
 
     assert counted == 1

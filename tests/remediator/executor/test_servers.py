@@ -1,4 +1,4 @@
-"""Episodes of servers, with a real ledger and a real queue; the host is a fake: see `world`."""
+"""Episodes of servers with a real ledger and a real queue. The host is a fake: see `world`."""
 
 import time
 from dataclasses import replace
@@ -23,7 +23,7 @@ from tests.remediator.executor.builders import (
 from tests.remediator.world import Box
 
 
-def test_a_silent_server_is_freed_and_every_step_of_it_told_in_order(ledger: Ledger, store: JobStore) -> None:
+def test_hung_server_is_restarted_and_every_step_recorded(ledger: Ledger, store: JobStore) -> None:
     world = silent_server(ledger)
 
     to_the_end(executor(ledger, store, world), ledger)
@@ -42,7 +42,7 @@ def test_a_silent_server_is_freed_and_every_step_of_it_told_in_order(ledger: Led
     assert world.boxes["w1"].calls == ["stop", "start"]
 
 
-def test_a_server_is_freed_by_its_own_remedy_alone(ledger: Ledger, store: JobStore) -> None:
+def test_server_is_restarted_only_by_its_own_remedy(ledger: Ledger, store: JobStore) -> None:
     world = silent_server(ledger)
     works = executor(ledger, store, world, armed=False)
     ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="test", because="", remedy="restart_worker"))
@@ -55,7 +55,7 @@ def test_a_server_is_freed_by_its_own_remedy_alone(ledger: Ledger, store: JobSto
     assert history(ledger).outcome == "mended"
 
 
-def test_a_pause_a_cool_down_and_the_brake_hold_servers_too(ledger: Ledger, store: JobStore) -> None:
+def test_pause_cooldown_and_breaker_hold_servers(ledger: Ledger, store: JobStore) -> None:
     world = silent_server(ledger)
     guarded = replace(PACE, safety_limits=SafetyLimits(cooldown_s=3600.0, breaker_targets=1))
     works = executor(ledger, store, world, settings=guarded)
@@ -77,7 +77,7 @@ def test_a_pause_a_cool_down_and_the_brake_hold_servers_too(ledger: Ledger, stor
     assert (box.calls, other.calls) == (["stop", "start"], [])
 
 
-def test_a_server_that_is_stopped_after_the_promise_is_left_down(ledger: Ledger, store: JobStore) -> None:
+def test_server_stopped_after_the_intent_is_left_down(ledger: Ledger, store: JobStore) -> None:
     world = silent_server(ledger)
     works = executor(ledger, store, world)
     after_begin(ledger, lambda: setattr(world.boxes["w1"], "running", False))
@@ -89,7 +89,7 @@ def test_a_server_that_is_stopped_after_the_promise_is_left_down(ledger: Ledger,
     assert history(ledger).outcome == "superseded"
 
 
-def test_a_server_that_answers_again_after_the_promise_is_not_stopped(ledger: Ledger, store: JobStore) -> None:
+def test_server_that_answers_after_the_intent_is_not_stopped(ledger: Ledger, store: JobStore) -> None:
     world = silent_server(ledger)
     works = executor(ledger, store, world)
     world.before_stop = lambda _: pytest.fail("it was stopped")
@@ -100,7 +100,7 @@ def test_a_server_that_answers_again_after_the_promise_is_not_stopped(ledger: Le
     assert journal(ledger)[-1] == "decided wait: unconfirmed"
 
 
-def test_an_unkillable_server_quarantines_its_gpus_alone(ledger: Ledger, store: JobStore) -> None:
+def test_unkillable_server_quarantines_only_its_gpus(ledger: Ledger, store: JobStore) -> None:
     world = silent_server(ledger, unkillable=True)
     hurried = replace(PACE, limits=replace(LIMITS, restart_timeout_s=0.0))
 

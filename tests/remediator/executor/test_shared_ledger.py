@@ -1,4 +1,4 @@
-"""One ledger in PostgreSQL, several hosts and several executors: who settles, who waits, and who is the one."""
+"""One ledger in PostgreSQL with several hosts and executors."""
 
 import threading
 import time
@@ -45,7 +45,7 @@ pytestmark = [
 
 @pytest.fixture
 def ledger_b(ledger_url: str) -> Iterator[Ledger]:
-    """The same ledger, as host box2 has it."""
+    """The same ledger, opened by box2."""
     with closing(Ledger.open(ledger_url, host="box2")) as opened:
         yield opened
 
@@ -55,7 +55,7 @@ def beat(ledger: Ledger) -> None:
 
 
 def fenced_and_gone(ledger: Ledger, store: JobStore) -> World:
-    """Host box1's executor has fenced the job of a wedge, and says no more."""
+    """The executor of box1 fenced a stalled job and ended."""
     world = stalled_job(ledger, store)
     beat(ledger)
     works = executor(ledger, store, world)
@@ -70,7 +70,7 @@ def plan_of(works: Executor, episode: plan.Episode) -> plan.Step:
     return decide(works.processor.facts.of_container(episode))
 
 
-def test_a_sweep_queues_the_job_of_a_dead_executor(ledger: Ledger, store: JobStore) -> None:
+def test_sweep_requeues_the_job_of_a_dead_executor(ledger: Ledger, store: JobStore) -> None:
     world = fenced_and_gone(ledger, store)
     assert store.sweeps.reclaim_expired(now=store.now() + FENCE_S - 10) == []
     assert store.sweeps.reclaim_expired(now=store.now() + FENCE_S + 1) == [1]
@@ -85,7 +85,7 @@ def test_a_sweep_queues_the_job_of_a_dead_executor(ledger: Ledger, store: JobSto
     assert "did requeue" not in journal(ledger)
 
 
-def test_two_that_settle_at_once_settle_it_once(ledger: Ledger, ledger_b: Ledger, store: JobStore) -> None:
+def test_concurrent_settles_settle_once(ledger: Ledger, ledger_b: Ledger, store: JobStore) -> None:
     fenced_and_gone(ledger, store)
     works = [executor(each, store, World()) for each in (ledger, ledger_b)]
     episode = ledger.episodes.list_open(HOST)[0]
@@ -99,10 +99,10 @@ def test_two_that_settle_at_once_settle_it_once(ledger: Ledger, ledger_b: Ledger
     assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)
 
 
-# --- one executor a host
+# --- one executor per host
 
 
-def test_a_second_executor_of_a_host_is_refused_and_told_who_is_the_first(ledger: Ledger, ledger_url: str) -> None:
+def test_second_executor_of_a_host_is_refused_and_the_first_named(ledger: Ledger, ledger_url: str) -> None:
     with closing(ExecutorLock(ledger, host=HOST)), closing(Ledger.open(ledger_url, host=HOST)) as other:
         with pytest.raises(
             AlreadyExecutingError, match=r"another executor holds this ledger's lock \(gpuwarden pid \d+ at "
@@ -119,10 +119,10 @@ def cut_off(ledger: Ledger, lock: ExecutorLock) -> None:
     sql(ledger, f"SELECT pg_terminate_backend({held._connection.info.backend_pid}, 5000)")
 
 
-def test_a_lock_that_was_lost_with_its_connection_is_asked_for_again(ledger: Ledger, store: JobStore) -> None:
+def test_lock_lost_with_its_connection_is_taken_again(ledger: Ledger, store: JobStore) -> None:
     world = World(Box(worker="w1"))
     with closing(ExecutorLock(ledger, host=HOST)) as lock, looping(executor(ledger, store, world, lock=lock)):
-        eventually(ledger.executors.last_beats, "it beats")
+        eventually(ledger.executors.last_beats, "the first heartbeat")
         cut_off(ledger, lock)
 
         job_id = running(store)
@@ -131,7 +131,7 @@ def test_a_lock_that_was_lost_with_its_connection_is_asked_for_again(ledger: Led
         eventually(lambda: outcome_of(ledger) == "mended", "it acts again")
 
 
-def test_while_another_has_the_lock_nothing_is_done(ledger: Ledger, ledger_url: str, store: JobStore) -> None:
+def test_executor_without_the_lock_does_nothing(ledger: Ledger, ledger_url: str, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     asked = 0
     with closing(ExecutorLock(ledger, host=HOST)) as lock, closing(Ledger.open(ledger_url, host=HOST)) as other:
@@ -145,13 +145,13 @@ def test_while_another_has_the_lock_nothing_is_done(ledger: Ledger, ledger_url: 
 
         lock.held = counted  # type: ignore[method-assign]
         with closing(ExecutorLock(other, host=HOST)) as second, looping(executor(ledger, store, world, lock=lock)):
-            eventually(lambda: asked > 3, "it has asked for it")
+            eventually(lambda: asked > 3, "it has tried to take the lock")
             assert (ledger.executors.last_beats(), ledger.reports.newest(), world.boxes["w1"].calls) == ({}, [], [])
             second.close()
-            eventually(lambda: outcome_of(ledger) == "mended", "it has it, and acts")
+            eventually(lambda: outcome_of(ledger) == "mended", "it takes the lock and acts")
 
 
-def test_an_executor_that_has_lost_its_lock_ends_no_act_that_it_had_decided(ledger: Ledger, store: JobStore) -> None:
+def test_executor_that_lost_its_lock_performs_no_decided_action(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     with closing(ExecutorLock(ledger, host=HOST)) as lock:
         works = executor(ledger, store, world, lock=lock)
@@ -164,10 +164,10 @@ def test_an_executor_that_has_lost_its_lock_ends_no_act_that_it_had_decided(ledg
         assert history(ledger).outcome == "mended"
 
 
-# --- what wakes an executor
+# --- notifications
 
 
-def test_an_executor_is_woken_by_the_server_when_another_has_accepted_an_alert(
+def test_executor_is_notified_of_an_alert_accepted_by_another_process(
     ledger: Ledger, ledger_b: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds = 0
@@ -181,25 +181,25 @@ def test_an_executor_is_woken_by_the_server_when_another_has_accepted_an_alert(
 
     works.clock.tick = counted  # type: ignore[method-assign]
     with looping(works):
-        eventually(lambda: rounds > 3, "it goes round")
+        eventually(lambda: rounds > 3, "the loop iterates")
         with monkeypatch.context() as patched:
             patched.setattr("remediator.ledger.inbox.notify_after_commit", lambda *_: None)
             ledger_b.inbox.accept([alert()], [], now=time.time())
         silent_since = rounds
-        eventually(lambda: rounds > silent_since + 5, "it goes round, and nobody has told it anything")
+        eventually(lambda: rounds > silent_since + 5, "the loop iterates without a notification")
         assert ledger.reports.newest() == []
 
         sql(ledger, f"NOTIFY {LEDGER.channel}")
-        eventually(lambda: len(ledger.reports.newest()) == 1, "it was told, and has looked")
+        eventually(lambda: len(ledger.reports.newest()) == 1, "it looks after the notification")
 
         ledger_b.inbox.accept([alert("b", worker="w2")], [], now=time.time())
-        eventually(lambda: len(ledger.reports.newest()) == 2, "who accepts an alert tells")
+        eventually(lambda: len(ledger.reports.newest()) == 2, "accepting an alert notifies")
 
 
-# --- the database goes away
+# --- a database restart
 
 
-def test_a_database_that_goes_away_loses_nothing(postgres: Postgres, ledger: Ledger, store: JobStore) -> None:
+def test_restart_of_the_database_loses_nothing(postgres: Postgres, ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
     stopping, go_on = threading.Event(), threading.Event()
 
@@ -212,18 +212,18 @@ def test_a_database_that_goes_away_loses_nothing(postgres: Postgres, ledger: Led
         assert stopping.wait(20)
         postgres.stop()
         go_on.set()
-        eventually(lambda: not world.boxes["w1"].running, "the act goes on")
+        eventually(lambda: not world.boxes["w1"].running, "the stop completes")
         assert world.boxes["w1"].calls == ["stop"]
         postgres.start()
-        eventually(lambda: reached(lambda: outcome_of(ledger)) == "mended", "mended", within_s=30)
+        eventually(lambda: reached(lambda: outcome_of(ledger)) == "mended", "it is fixed", within_s=30)
 
     assert world.boxes["w1"].calls == ["stop", "start"]
     assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)
 
 
 def reached(ask: Callable[[], Any]) -> Any:
-    """What the database answers; nothing while it is away."""
+    """The answer of the database, or `None` while it is stopped."""
     try:
         return ask()
-    except Exception:  # noqa: BLE001 - however it says that it is away
+    except Exception:  # noqa: BLE001 - any error of a stopped database
         return None

@@ -1,7 +1,6 @@
-"""A warning before the stop: whom it reaches, and that it is given once, on record, before anything is taken.
+"""The warning signal before a stop: its target, and that it is sent once and recorded before the fence.
 
-The processes that are warned are real, and so are ledger and queue; their container and the exporter are played: see
-`world`.
+The processes, the ledger and the queue are real. The container and the exporter are fakes: see `world`.
 """
 
 import os
@@ -51,7 +50,7 @@ while True:
     time.sleep(60)
 """
 SEEN_S_AGO = 0.3
-"""As the played exporter has it."""
+"""The sample age of the fake exporter."""
 
 
 Starts = Callable[[str], "subprocess.Popen[str]"]
@@ -59,7 +58,7 @@ Starts = Callable[[str], "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Starts]:
-    """Starts a process that saves a checkpoint when it is warned, only notes it, or is deaf to it."""
+    """Starts a process that saves a checkpoint when it is warned, only notes the signal, or ignores it."""
     with ExitStack() as stack:
 
         def started(manner: str) -> "subprocess.Popen[str]":
@@ -68,7 +67,7 @@ def start(tmp_path: Path) -> Iterator[Starts]:
             stack.callback(process.kill)
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            eventually(lambda: age_s(process.pid) > 2 * SEEN_S_AGO, "it is older than what was seen of it")
+            eventually(lambda: age_s(process.pid) > 2 * SEEN_S_AGO, "it is older than the sample")
             return process
 
         yield started
@@ -83,17 +82,17 @@ def marks(folder: Path) -> int:
     return len(file.read_text()) if file.exists() else 0
 
 
-# --- whom it reaches
+# --- the target
 
 
-def test_a_worker_that_catches_the_signal_is_found_and_warned(start: Starts, tmp_path: Path) -> None:
+def test_worker_that_catches_the_signal_is_warned(start: Starts, tmp_path: Path) -> None:
     process = start("saves")
 
     found = signal_worker.find(process.pid, "SIGUSR1", among={process.pid, 1}, seen_s_ago=SEEN_S_AGO)
     signal_worker.send(found, "SIGUSR1")
 
     assert found == ProcessId.of(process.pid)
-    eventually((tmp_path / "checkpoint").exists, "it has saved its checkpoint")
+    eventually((tmp_path / "checkpoint").exists, "the checkpoint is saved")
     assert process.poll() is None
 
 
@@ -106,7 +105,7 @@ def test_a_worker_that_catches_the_signal_is_found_and_warned(start: Starts, tmp
         ({"seen_s_ago": 3600.0}, "started after the lock was read"),
     ],
 )
-def test_an_unsafe_warning_is_not_sent(start: Starts, changed: dict[str, Any], because: str) -> None:
+def test_unsafe_warning_is_not_sent(start: Starts, changed: dict[str, Any], because: str) -> None:
     process = start("saves")
     asked: dict[str, Any] = {"pid": process.pid, "name": "SIGUSR1", "among": {process.pid}, "seen_s_ago": SEEN_S_AGO}
 
@@ -114,7 +113,7 @@ def test_an_unsafe_warning_is_not_sent(start: Starts, changed: dict[str, Any], b
         signal_worker.find(**(asked | changed))
 
 
-def test_one_that_is_gone_is_not_found_and_not_warned(start: Starts) -> None:
+def test_ended_worker_is_not_warned(start: Starts) -> None:
     process = start("saves")
     listener = signal_worker.find(process.pid, "SIGUSR1", among={process.pid}, seen_s_ago=SEEN_S_AGO)
     process.kill()
@@ -126,7 +125,7 @@ def test_one_that_is_gone_is_not_found_and_not_warned(start: Starts) -> None:
         signal_worker.send(listener, "SIGUSR1")
 
 
-def test_another_process_of_its_pid_and_one_that_stopped_listening_get_no_signal(start: Starts, tmp_path: Path) -> None:
+def test_reused_pid_and_process_without_a_handler_get_no_signal(start: Starts, tmp_path: Path) -> None:
     listens, deaf = start("notes"), start("deaf")
 
     with pytest.raises(WarningError, match="another process has this pid"):
@@ -137,7 +136,7 @@ def test_another_process_of_its_pid_and_one_that_stopped_listening_get_no_signal
     assert (marks(tmp_path), listens.poll(), deaf.poll()) == (0, None, None)
 
 
-# --- when it is given
+# --- in an episode
 
 
 @pytest.fixture
@@ -163,7 +162,7 @@ def stalled_worker(ledger: Ledger, store: JobStore, process: "subprocess.Popen[s
 
 
 def go_on(works: Executor, ledger: Ledger) -> None:
-    """Work until it is over; the grace takes its time."""
+    """Work until the episode is closed, past the grace period."""
 
     def over() -> bool:
         turn(works, ledger)
@@ -191,7 +190,7 @@ JOURNAL = [
 ]
 
 
-def test_a_checkpoint_is_written_before_anything_is_taken_and_the_container_stopped(
+def test_checkpoint_is_written_before_the_fence_and_the_stop(
     ledger: Ledger, store: JobStore, start: Starts, policy: PolicyFile, tmp_path: Path
 ) -> None:
     world, box = stalled_worker(ledger, store, start("saves"))
@@ -208,7 +207,7 @@ def test_a_checkpoint_is_written_before_anything_is_taken_and_the_container_stop
     assert (at_the_stop, marks(tmp_path), box.calls) == (["step 5"], 1, ["stop", "start"])
 
 
-def test_one_that_makes_nothing_of_it_is_stopped_after_its_grace_and_not_before(
+def test_warned_worker_is_stopped_only_after_its_grace_period(
     ledger: Ledger, store: JobStore, start: Starts, policy: PolicyFile, tmp_path: Path
 ) -> None:
     world, box = stalled_worker(ledger, store, start("notes"))
@@ -223,7 +222,9 @@ def test_one_that_makes_nothing_of_it_is_stopped_after_its_grace_and_not_before(
     assert fenced_at - warned_at >= GRACE_S
 
 
-def test_a_deaf_worker_is_not_warned(ledger: Ledger, store: JobStore, start: Starts, policy: PolicyFile) -> None:
+def test_worker_without_a_handler_is_not_warned(
+    ledger: Ledger, store: JobStore, start: Starts, policy: PolicyFile
+) -> None:
     process = start("deaf")
     world, box = stalled_worker(ledger, store, process)
     alive: list[int | None] = []
@@ -237,7 +238,7 @@ def test_a_deaf_worker_is_not_warned(ledger: Ledger, store: JobStore, start: Sta
     assert (alive, box.calls) == ([None], ["stop", "start"])
 
 
-def test_one_that_beats_again_in_its_grace_is_left_alone_and_not_warned_a_second_time(
+def test_worker_active_in_its_grace_period_is_spared_and_warned_only_once(
     ledger: Ledger, store: JobStore, start: Starts, policy: PolicyFile, tmp_path: Path
 ) -> None:
     world, box = stalled_worker(ledger, store, start("notes"))
@@ -249,7 +250,7 @@ def test_one_that_beats_again_in_its_grace_is_left_alone_and_not_warned_a_second
         turn(works, ledger)
         return "decided withdraw" in journal(ledger)
 
-    eventually(withdrawn, "the promise is taken back")
+    eventually(withdrawn, "the intent is withdrawn")
     assert (store.job(1).state, box.calls) == (State.RUNNING, [])
 
     box.hung = True
@@ -260,11 +261,11 @@ def test_one_that_beats_again_in_its_grace_is_left_alone_and_not_warned_a_second
 
 
 class Killed(BaseException):
-    """The executor's process ended here."""
+    """The process of the executor ends here."""
 
 
 @pytest.mark.parametrize(("killed", "signals"), [("before the signal", 1), ("after the signal", 2)])
-def test_killed_around_the_signal_the_next_executor_warns_once_more_on_record(
+def test_next_executor_after_a_kill_warns_once_more_and_records_it(
     ledger: Ledger,
     store: JobStore,
     start: Starts,
@@ -280,7 +281,7 @@ def test_killed_around_the_signal_the_next_executor_warns_once_more_on_record(
     def dies(listener: ProcessId, name: str) -> None:
         if killed == "after the signal":
             send(listener, name)
-            eventually(lambda: marks(tmp_path) == 1, "it came")
+            eventually(lambda: marks(tmp_path) == 1, "the signal arrived")
         raise Killed
 
     for times in (1, 2):

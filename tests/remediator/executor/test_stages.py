@@ -1,4 +1,4 @@
-"""The stages that a decided step passes, one at a time."""
+"""The stages that a decided step passes."""
 
 from typing import cast
 
@@ -32,7 +32,7 @@ SUBJECTS = {
 
 
 @pytest.mark.parametrize("found", SUBJECTS.values(), ids=SUBJECTS.keys())
-def test_a_silence_replaces_the_request_for_approval(found: Facts) -> None:
+def test_silence_replaces_the_request_for_approval(found: Facts) -> None:
     limits = RemedyLimits(None, limits=LIMITS, safety_limits=BOUNDLESS)
     asks = plan.Wait(reason=Reason.APPROVAL, message="an operator must approve", asks=KEY)
 

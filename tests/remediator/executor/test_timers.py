@@ -1,4 +1,4 @@
-"""Patience: it counts while the executor looks on, by the steady clock, whatever happens to the wall clock or to it."""
+"""Timeouts count by the monotonic clock while the executor runs."""
 
 import sqlite3
 import time
@@ -27,7 +27,7 @@ BOUND_S = PACE.limits.settle_timeout_s
 
 
 class Clocks:
-    """The executor's clocks, in the test's hand."""
+    """Fake clocks of the executor."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steady_s = 1000.0
@@ -46,7 +46,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
 
 
 def lingering(ledger: Ledger, store: JobStore) -> World:
-    """A wedge whose container stops and whose process the driver lists for ever."""
+    """A stalled job whose container stops, and whose process the driver lists for ever."""
     world = stalled_job(ledger, store)
     box, about = world.boxes["w1"], world.worker_evidence
     pids = box.pids
@@ -64,8 +64,8 @@ def look_on(works: Executor, ledger: Ledger, clocks: Clocks, *, for_s: float) ->
         turn(works, ledger)
 
 
-def test_the_bounds_are_counted_by_the_steady_clock(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
-    """The control of all below: looked on for so long, the job is settled and the free given up."""
+def test_timeouts_count_by_the_monotonic_clock(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
+    """The control of the tests below."""
     works = executor(ledger, store, lingering(ledger, store))
     turn(works, ledger)
 
@@ -78,7 +78,7 @@ def test_the_bounds_are_counted_by_the_steady_clock(ledger: Ledger, store: JobSt
 
 
 @pytest.mark.parametrize("step_s", [600.0, -600.0])
-def test_a_clock_that_is_set_settles_nothing_early_and_gives_nothing_up(
+def test_step_of_the_wall_clock_changes_no_timeout(
     ledger: Ledger, store: JobStore, clocks: Clocks, monkeypatch: pytest.MonkeyPatch, step_s: float
 ) -> None:
     works = executor(ledger, store, lingering(ledger, store))
@@ -96,7 +96,7 @@ def test_a_clock_that_is_set_settles_nothing_early_and_gives_nothing_up(
     assert store.job(1).state is State.QUEUED
 
 
-def test_a_loop_that_stood_still_begins_its_patience_anew(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
+def test_suspended_loop_restarts_its_timers(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
     works = executor(ledger, store, lingering(ledger, store))
     turn(works, ledger)
 
@@ -109,7 +109,7 @@ def test_a_loop_that_stood_still_begins_its_patience_anew(ledger: Ledger, store:
     assert store.job(1).state is State.QUEUED
 
 
-def test_an_early_thread_has_no_time_left_over(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
+def test_thread_before_the_next_tick_sees_restarted_timers(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
     works = executor(ledger, store, lingering(ledger, store))
     turn(works, ledger)
     look_on(works, ledger, clocks, for_s=30)
@@ -122,7 +122,7 @@ def test_an_early_thread_has_no_time_left_over(ledger: Ledger, store: JobStore, 
     assert (found.free_for_s, found.settle_for_s, found.quiet_for_s) == (0.0, 0.0, 0.0)
 
 
-def test_a_second_promise_has_its_own_bounds(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
+def test_second_intent_has_its_own_timers(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
     world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     episode = take_up(ledger)
@@ -133,7 +133,7 @@ def test_a_second_promise_has_its_own_bounds(ledger: Ledger, store: JobStore, cl
     assert works.processor.facts.of_container(begun).free_for_s >= 55.0
 
     world.boxes["w1"].hung = True
-    ledger.intents.withdraw(begun.episode_id, Reason.UNCONFIRMED, "it shows life", now=time.time())
+    ledger.intents.withdraw(begun.episode_id, Reason.UNCONFIRMED, "it is active", now=time.time())
     (episode,) = ledger.episodes.list_open()
     works.processor.performer.perform(episode, _begin(works, episode))
     (again,) = ledger.episodes.list_open()
@@ -141,7 +141,7 @@ def test_a_second_promise_has_its_own_bounds(ledger: Ledger, store: JobStore, cl
     assert works.processor.facts.of_container(again).free_for_s == 0.0
 
 
-def test_a_held_episode_keeps_its_bounds(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
+def test_timers_of_a_held_episode_do_not_run(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
     world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     episode = take_up(ledger)
@@ -158,13 +158,13 @@ def _begin(works: Executor, episode: Any) -> Any:
     return decide(works.processor.facts.of_container(episode))
 
 
-def test_a_fence_is_kept_while_its_settle_is_owed_though_the_clock_is_set(ledger: Ledger, store: JobStore) -> None:
+def test_fence_is_renewed_until_its_settle_after_a_clock_step(ledger: Ledger, store: JobStore) -> None:
     works = executor(ledger, store, lingering(ledger, store))
     turn(works, ledger)
     later = store.now() + FENCE_S + 60
 
     class At:
-        """The queue, by a clock that was set."""
+        """The queue, with a clock that was set."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(queue, name)
@@ -180,10 +180,10 @@ def test_a_fence_is_kept_while_its_settle_is_owed_though_the_clock_is_set(ledger
     assert store.sweeps.expired(now=later) == frozenset()
 
 
-def test_what_holds_the_queues_lock_is_stopped_again_for_ever_and_its_account_stays_short(
+def test_repeated_failed_stop_keeps_the_journal_short(
     ledger: Ledger, store: JobStore, clocks: Clocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each stop of a fenced worker fails for half an hour, and what it keeps locked refuses the requeue meanwhile."""
+    """Each stop of a fenced worker fails for half an hour, and the worker locks the queue."""
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.0)
     world = stalled_job(ledger, store)
     box = world.boxes["w1"]

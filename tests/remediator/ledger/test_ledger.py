@@ -1,4 +1,4 @@
-"""The ledger in a real database: the inbox, one episode a worker, one intent a target, and what a crash leaves."""
+"""The ledger in real databases: the inbox, one open episode per worker, one intent per target, and crashes."""
 
 import signal
 import subprocess
@@ -72,7 +72,7 @@ def read(ledger: Ledger, episode: Episode) -> Episode:
     return again
 
 
-def story(ledger: Ledger, episode_id: int = 1) -> EpisodeHistory:
+def history(ledger: Ledger, episode_id: int = 1) -> EpisodeHistory:
     found = ledger.reports.get(episode_id)
     assert found is not None
     return found
@@ -85,7 +85,7 @@ def armed(ledger: Ledger, *, host: str | None = None) -> None:
 def begins(
     ledger: Ledger, episode: Episode, step: Begin, *, now: float, safety_limits: SafetyLimits = BOUNDLESS
 ) -> bool:
-    """Whether it is begun, by an armed remediator whose safety_limits allow anything."""
+    """Whether an armed remediator begins the step, by default without safety limits."""
     if not ledger.orders.current().given:
         armed(ledger)
     return ledger.intents.begin(episode, step, safety_limits=safety_limits, now=now) is None
@@ -114,7 +114,7 @@ def rows(ledger: Ledger, query: str) -> list[tuple[Any, ...]]:
 
 @contextmanager
 def full_disk(ledger: Ledger) -> Iterator[None]:
-    """The database may not grow by a page, on whichever connection."""
+    """The database file may not grow by a page."""
     with ledger._engine.connect() as connection:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
         before = connection.exec_driver_sql("PRAGMA max_page_count").scalar()
@@ -127,7 +127,7 @@ def full_disk(ledger: Ledger) -> Iterator[None]:
 # --- the inbox
 
 
-def test_a_payload_is_kept_whole_with_its_refusals(ledger: Ledger) -> None:
+def test_payload_is_saved_with_its_refusals(ledger: Ledger) -> None:
     ledger.inbox.accept([alert("a"), alert("b", worker="w2")], [REFUSAL], now=NOW)
 
     assert ledger.reports.totals(HOST).alerts == {("accepted", ""): 2, ("refused", "other_host"): 1}
@@ -135,7 +135,7 @@ def test_a_payload_is_kept_whole_with_its_refusals(ledger: Ledger) -> None:
 
 
 @sqlite_only
-def test_a_payload_is_kept_not_at_all_when_the_disk_is_full(ledger: Ledger) -> None:
+def test_no_alert_of_a_payload_is_saved_when_the_disk_is_full(ledger: Ledger) -> None:
     many = [alert(f"f{number}", worker=f"w{number}", pad="x" * 1000) for number in range(100)]
 
     with full_disk(ledger), pytest.raises(DatabaseError, match="full"):
@@ -146,8 +146,8 @@ def test_a_payload_is_kept_not_at_all_when_the_disk_is_full(ledger: Ledger) -> N
     assert rows(ledger, "SELECT count(*) FROM alerts") == [(101,)]
 
 
-def test_what_was_accepted_is_taken_after_a_kill_and_only_once(ledger: Ledger, ledger_url: str) -> None:
-    """Killed between the commit and taking it up, with no chance to tidy."""
+def test_accepted_alert_is_taken_once_after_a_kill(ledger: Ledger, ledger_url: str) -> None:
+    """The process is killed between the commit and the intake."""
     script = (
         "import os, signal, sys; from remediator.ledger.ledger import Ledger\n"
         "from tests.remediator.builders import alert\n"
@@ -163,24 +163,24 @@ def test_what_was_accepted_is_taken_after_a_kill_and_only_once(ledger: Ledger, l
     assert rows(ledger, "SELECT state, episode_id FROM alerts") == [("linked", 1)]
 
 
-def test_alerts_are_taken_in_bounded_bites_oldest_first(ledger: Ledger) -> None:
+def test_alerts_are_taken_in_bounded_batches_oldest_first(ledger: Ledger) -> None:
     ledger.inbox.accept([alert(f"f{n}", worker=f"w{n}") for n in range(TAKE_MAX + 3)], [], now=NOW)
 
     assert [ledger.inbox.take_new(HOST, now=NOW) for _ in range(3)] == [TAKE_MAX, 3, 0]
     assert [episode.worker for episode in ledger.episodes.list_open()][:2] == ["w0", "w1"]
 
 
-def test_a_refused_alert_opens_nothing(ledger: Ledger) -> None:
+def test_refused_alert_opens_no_episode(ledger: Ledger) -> None:
     ledger.inbox.accept([], [REFUSAL], now=NOW)
 
     assert ledger.inbox.take_new(HOST, now=NOW) == 0
     assert ledger.episodes.list_open() == []
 
 
-# --- one episode a worker
+# --- one open episode per worker
 
 
-def test_an_episode_carries_what_its_alert_accused(ledger: Ledger) -> None:
+def test_episode_has_the_labels_of_its_alert(ledger: Ledger) -> None:
     episode = opened(ledger)
 
     assert (episode.remedy, episode.condition, episode.host, episode.worker) == (
@@ -194,11 +194,11 @@ def test_an_episode_carries_what_its_alert_accused(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "-1", "7.0", "٧", "1e3", "9" * 19, "7; DROP TABLE jobs", " 7"])
-def test_a_job_id_that_is_no_number_is_no_job(ledger: Ledger, text: str | None) -> None:
+def test_invalid_job_id_is_no_job(ledger: Ledger, text: str | None) -> None:
     assert opened(ledger, job_id=text).job_id is None
 
 
-def test_the_largest_job_id_is_kept(ledger: Ledger) -> None:
+def test_largest_job_id_is_kept(ledger: Ledger) -> None:
     assert opened(ledger, job_id="9" * 18).job_id == int("9" * 18)
 
 
@@ -212,15 +212,15 @@ def test_hostile_names_are_data(ledger: Ledger) -> None:
     assert len(ledger.episodes.list_open()) == 1
 
 
-def test_duplicates_replays_and_a_second_rule_join_the_open_episode(ledger: Ledger) -> None:
+def test_duplicate_and_related_alerts_join_the_open_episode(ledger: Ledger) -> None:
     accept(ledger, alert("a"), alert("a"), alert("b", alertname="SecondRule"))
     accept(ledger, alert("a"))
 
     assert len(ledger.episodes.list_open()) == 1
-    assert [entry.what for entry in story(ledger).entries] == ["alert: firing"] * 4
+    assert [entry.what for entry in history(ledger).entries] == ["alert: firing"] * 4
 
 
-def test_the_database_itself_allows_one_open_episode_a_worker(ledger: Ledger) -> None:
+def test_database_allows_one_open_episode_per_worker(ledger: Ledger) -> None:
     opened(ledger)
 
     with pytest.raises(DatabaseError, match=r"UNIQUE|unique"):
@@ -231,7 +231,7 @@ def test_the_database_itself_allows_one_open_episode_a_worker(ledger: Ledger) ->
         )
 
 
-def test_a_server_and_a_worker_of_one_name_have_an_episode_each(ledger: Ledger) -> None:
+def test_server_and_worker_with_the_same_name_have_separate_episodes(ledger: Ledger) -> None:
     accept(ledger, alert(worker="c1"), server_alert("s1", container="c1"), server_alert("s2", container="c1"))
 
     worker, server = ledger.episodes.list_open()
@@ -246,14 +246,14 @@ def test_a_server_and_a_worker_of_one_name_have_an_episode_each(ledger: Ledger) 
 
 
 def of_gpu(container: str, *gpus: str) -> Begin:
-    """What frees a container for its GPUs' memory."""
+    """The step that restarts a container because of GPU memory."""
     key = f"{container}@1"
     return replace(
         BEGIN, condition=Condition.VRAM, settle_key=None, free_key=key, container_handle=container, gpus=gpus
     )
 
 
-def test_of_one_gpu_one_container_goes_at_a_time_and_the_next_after_a_while(ledger: Ledger) -> None:
+def test_containers_of_one_gpu_are_recycled_one_at_a_time_with_a_cooldown(ledger: Ledger) -> None:
     armed(ledger)
     names = ("c1", "c2", "c3")
     accept(ledger, *(tenant_alert(name, container=name, incarnation=f"{name}@1") for name in names))
@@ -267,11 +267,11 @@ def test_of_one_gpu_one_container_goes_at_a_time_and_the_next_after_a_while(ledg
         instead = may_begin(wanted, orders, recent, cools, now=NOW + at_s)
         return instead.reason if isinstance(instead, Wait) else None
 
-    assert (tried(1), tried(1000)) == ("gpu_cooldown", "gpu_cooldown"), "what is promised will be done"
+    assert (tried(1), tried(1000)) == ("gpu_cooldown", "gpu_cooldown"), "a planned restart counts"
     promised = read(ledger, first).free
     assert promised is not None
     assert advance(ledger, promised, Stage.STOPPING, now=NOW + 1)
-    assert tried(1000) == "gpu_cooldown", "one that is not over is at it still, however long that takes"
+    assert tried(1000) == "gpu_cooldown", "a restart in progress counts without a time limit"
     stopping = read(ledger, first).free
     assert stopping is not None
     assert advance(ledger, stopping, Stage.DONE, now=NOW + 2)
@@ -279,7 +279,7 @@ def test_of_one_gpu_one_container_goes_at_a_time_and_the_next_after_a_while(ledg
     assert ledger.intents.begin(elsewhere, of_gpu("c3", "GPU-2"), safety_limits=cools, now=NOW + 3) is None
 
 
-def test_a_server_and_a_tenant_in_one_container_are_freed_once(ledger: Ledger) -> None:
+def test_container_with_server_and_vram_alerts_is_restarted_once(ledger: Ledger) -> None:
     armed(ledger)
     accept(ledger, server_alert("s1"), tenant_alert("t1"), tenant_alert("t2"))
     server, tenant = ledger.episodes.list_open()
@@ -295,7 +295,7 @@ def test_a_server_and_a_tenant_in_one_container_are_freed_once(ledger: Ledger) -
     assert second.outcome is Outcome.SUPERSEDED
 
 
-def test_a_servers_resolved_alert_ends_no_workers_episode(ledger: Ledger) -> None:
+def test_resolved_alert_of_a_server_does_not_end_an_episode_of_a_worker(ledger: Ledger) -> None:
     accept(ledger, alert(worker="c1"), server_alert("s1", container="c1"))
     accept(ledger, server_alert("s1", container="c1", firing=False))
 
@@ -305,7 +305,7 @@ def test_a_servers_resolved_alert_ends_no_workers_episode(ledger: Ledger) -> Non
     ]
 
 
-def test_two_executors_that_take_at_once_tie_each_alert_once(ledger: Ledger, ledger_url: str) -> None:
+def test_concurrent_intakes_link_each_alert_once(ledger: Ledger, ledger_url: str) -> None:
     ledger.inbox.accept([alert(f"f{n}", worker=f"w{n % 10}") for n in range(200)], [], now=NOW)
     other = Ledger.open(ledger_url, host=HOST)
 
@@ -317,8 +317,10 @@ def test_two_executors_that_take_at_once_tie_each_alert_once(ledger: Ledger, led
     assert len(ledger.episodes.list_open()) == 10
 
 
-def test_crossed_intakes_do_not_deadlock(ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each opens its first episode before either opens its second, where they may."""
+def test_crossed_intakes_do_not_deadlock_on_episodes(
+    ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each intake opens its first episode before the other opens its second, if locks allow."""
     monkeypatch.setattr("remediator.ledger.inbox.TAKE_MAX", 2)
     ledger.inbox.accept(
         [alert(f"f{n}", worker=worker) for n, worker in enumerate(("w1", "w2", "w2", "w1"))], [], now=NOW
@@ -342,14 +344,14 @@ def test_crossed_intakes_do_not_deadlock(ledger: Ledger, ledger_url: str, monkey
     assert len(ledger.episodes.list_open()) == 2
 
 
-def test_a_resolved_alert_opens_nothing(ledger: Ledger) -> None:
+def test_resolved_alert_opens_no_episode(ledger: Ledger) -> None:
     accept(ledger, alert("a", firing=False))
 
     assert ledger.episodes.list_open() == []
     assert rows(ledger, "SELECT state, message FROM alerts") == [("idle", "no open episode")]
 
 
-def test_what_is_listed_is_taken_in_but_for_what_was_resolved_since(ledger: Ledger) -> None:
+def test_listed_alerts_are_accepted_except_those_resolved_since(ledger: Ledger) -> None:
     accept(ledger, alert("a", firing=False), alert("b", worker="w2", firing=False))
     newest = ledger.inbox.newest_alert()
     ledger.inbox.accept([alert("b", worker="w2", firing=False)], [replace(REFUSAL, fingerprint="c")], now=NOW)
@@ -368,8 +370,8 @@ def test_what_is_listed_is_taken_in_but_for_what_was_resolved_since(ledger: Ledg
     )
 
 
-def test_what_is_being_resolved_as_it_is_listed_is_seen_to_be(ledger: Ledger, ledger_url: str) -> None:
-    """The webhook of another process has begun to write its resolved, and not committed it."""
+def test_listing_waits_for_a_resolve_in_progress(ledger: Ledger, ledger_url: str) -> None:
+    """Another webhook has written the resolved alert, but not committed."""
     newest = ledger.inbox.newest_alert()
     with (
         closing(Ledger.open(ledger_url, host=HOST)) as other,
@@ -379,7 +381,7 @@ def test_what_is_being_resolved_as_it_is_listed_is_seen_to_be(ledger: Ledger, le
         other.inbox._insert(connection, [_row(alert(firing=False), NOW)])
         listing = pool.submit(ledger.inbox.accept_listed, [alert()], [], asked_after=newest, now=NOW)
         if ledger.shared:
-            eventually(lambda: waits_for_a_lock(ledger_url), "it waits for whoever writes")
+            eventually(lambda: waits_for_a_lock(ledger_url), "it waits for the writer")
         assert not listing.done()
         connection.commit()
         over = listing.result()
@@ -399,7 +401,7 @@ def waits_for_a_lock(url: str) -> bool:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.sampled_from(["w1", "w2"])), max_size=12))
-def test_a_worker_has_at_most_one_open_episode_in_any_order(came: list[tuple[str, bool, str]]) -> None:
+def test_worker_has_at_most_one_open_episode_in_any_order(came: list[tuple[str, bool, str]]) -> None:
     newest: dict[str, dict[str, bool]] = {}
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.open(f"sqlite:///{folder}/ledger.db", host=HOST)
@@ -414,11 +416,11 @@ def test_a_worker_has_at_most_one_open_episode_in_any_order(came: list[tuple[str
     assert found == {worker: any(series.values()) for worker, series in newest.items()}
 
 
-# --- what comes while an episode is open, and is about something else
+# --- alerts about another attempt while an episode is open
 
 
-def test_a_later_attempts_alert_gets_its_own_episode_once_the_open_one_closes(ledger: Ledger) -> None:
-    """Alertmanager sends it once, and again only after hours: to be tied to a closed episode is to be lost."""
+def test_alert_of_a_later_attempt_opens_an_episode_after_the_close(ledger: Ledger) -> None:
+    """Alertmanager repeats an alert only after hours, so one linked to a closed episode would be lost."""
     first = opened(ledger)
     accept(ledger, alert("later", attempt="2", incarnation="i2"))
     assert ledger.inbox.take_new(HOST, now=NOW) == 0
@@ -429,7 +431,7 @@ def test_a_later_attempts_alert_gets_its_own_episode_once_the_open_one_closes(le
     assert [(each.attempt, each.incarnation) for each in ledger.episodes.list_open()] == [(2, "i2")]
 
 
-def test_what_accused_the_same_attempt_does_not_come_back(ledger: Ledger) -> None:
+def test_alerts_of_the_same_attempt_open_no_new_episode(ledger: Ledger) -> None:
     first = opened(ledger)
     accept(ledger, alert("second rule"), alert("ended", attempt="2"), alert("ended", attempt="2", firing=False))
 
@@ -439,8 +441,8 @@ def test_what_accused_the_same_attempt_does_not_come_back(ledger: Ledger) -> Non
     assert ledger.episodes.list_open() == []
 
 
-def test_closing_again_and_again_ends(ledger: Ledger) -> None:
-    """Each alert that comes back opens an episode of its own identity, and so does not come back from that one."""
+def test_repeated_closes_come_to_an_end(ledger: Ledger) -> None:
+    """Each returned alert opens an episode for its attempt, which does not return it again."""
     opened(ledger)
     accept(ledger, *[alert(f"f{attempt}", attempt=str(attempt)) for attempt in range(2, 6)])
 
@@ -453,10 +455,10 @@ def test_closing_again_and_again_ends(ledger: Ledger) -> None:
     assert closed == 5
 
 
-# --- one intent a target
+# --- one intent per target
 
 
-def test_begin_writes_both_intents_and_why(ledger: Ledger) -> None:
+def test_begin_writes_both_intents_and_a_journal_entry(ledger: Ledger) -> None:
     _, free, settle = begun(ledger)
 
     assert (free.kind, free.key, free.stage) == (Kind.FREE, KEY, Stage.PLANNED)
@@ -465,10 +467,10 @@ def test_begin_writes_both_intents_and_why(ledger: Ledger) -> None:
     }  # fmt: skip
     assert (settle.kind, settle.key, settle.stage) == (Kind.SETTLE, "7/1", Stage.PLANNED)
     assert dict(settle.data) == {"incarnation": "i1"}
-    assert story(ledger).entries[-1].step == "begin"
+    assert history(ledger).entries[-1].step == "begin"
 
 
-def test_a_container_without_a_job_is_only_freed(ledger: Ledger) -> None:
+def test_container_without_a_job_has_no_settle(ledger: Ledger) -> None:
     episode = opened(ledger, job_id=None, attempt=None)
 
     assert begins(ledger, episode, Begin(**{**vars(BEGIN), "settle_key": None}), now=NOW)
@@ -476,7 +478,7 @@ def test_a_container_without_a_job_is_only_freed(ledger: Ledger) -> None:
     assert rows(ledger, "SELECT kind FROM intents") == [("free",)]
 
 
-def test_one_incarnation_is_freed_once(ledger: Ledger) -> None:
+def test_incarnation_is_restarted_once(ledger: Ledger) -> None:
     first, *_ = begun(ledger)
     assert not begins(ledger, first, BEGIN, now=NOW)
     ledger.episodes.close(first.episode_id, Outcome.FIXED, Reason.DONE, "done", now=NOW)
@@ -487,7 +489,7 @@ def test_one_incarnation_is_freed_once(ledger: Ledger) -> None:
     assert read(ledger, second).free is None
 
 
-def test_an_attempt_is_settled_once_though_its_container_is_freed_again(ledger: Ledger) -> None:
+def test_attempt_is_settled_once_over_two_restarts(ledger: Ledger) -> None:
     first, *_ = begun(ledger)
     ledger.episodes.close(first.episode_id, Outcome.PARTLY, Reason.DONE, "done", now=NOW)
     second = opened(ledger)
@@ -502,11 +504,11 @@ def test_an_attempt_is_settled_once_though_its_container_is_freed_again(ledger: 
     assert read(ledger, second).settle is None
 
 
-def test_a_promise_given_up_before_anything_was_done_gives_its_key_back(ledger: Ledger) -> None:
+def test_intent_abandoned_before_any_action_releases_its_key(ledger: Ledger) -> None:
     first, free, settle = begun(ledger)
     assert advance(ledger, free, Stage.ABANDONED)
     assert advance(ledger, settle, Stage.ABANDONED)
-    ledger.episodes.close(first.episode_id, Outcome.PARTLY, Reason.DONE, "it showed life", now=NOW)
+    ledger.episodes.close(first.episode_id, Outcome.PARTLY, Reason.DONE, "it was active", now=NOW)
 
     second = opened(ledger)
 
@@ -517,10 +519,10 @@ def test_a_promise_given_up_before_anything_was_done_gives_its_key_back(ledger: 
     assert (again.free.key, again.settle.key) == (KEY, "7/1")
 
 
-def test_what_is_withdrawn_is_off_the_episode_and_can_be_promised_again(ledger: Ledger) -> None:
+def test_withdrawn_intent_can_begin_again(ledger: Ledger) -> None:
     first, *_ = begun(ledger)
 
-    ledger.intents.withdraw(first.episode_id, Reason.UNCONFIRMED, "it shows life", now=NOW)
+    ledger.intents.withdraw(first.episode_id, Reason.UNCONFIRMED, "it is active", now=NOW)
 
     withdrawn = read(ledger, first)
     assert (withdrawn.free, withdrawn.settle) == (None, None)
@@ -531,7 +533,7 @@ def test_what_is_withdrawn_is_off_the_episode_and_can_be_promised_again(ledger: 
     assert (again.free.key, again.settle.key) == (KEY, "7/1")
 
 
-def test_only_what_is_planned_can_be_withdrawn(ledger: Ledger) -> None:
+def test_only_a_planned_intent_can_be_withdrawn(ledger: Ledger) -> None:
     first, free, settle = begun(ledger)
     assert advance(ledger, settle, Stage.FENCED)
     assert advance(ledger, free, Stage.STOPPING)
@@ -545,7 +547,7 @@ def test_only_what_is_planned_can_be_withdrawn(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("reached", [Stage.STOPPING, Stage.DEAD])
-def test_a_promise_given_up_after_something_was_done_keeps_its_key(ledger: Ledger, reached: Stage) -> None:
+def test_intent_abandoned_after_an_action_keeps_its_key(ledger: Ledger, reached: Stage) -> None:
     first, free, _ = begun(ledger)
     assert advance(ledger, free, reached)
     acted = read(ledger, first).free
@@ -556,7 +558,7 @@ def test_a_promise_given_up_after_something_was_done_keeps_its_key(ledger: Ledge
     assert not begins(ledger, opened(ledger), BEGIN, now=NOW)
 
 
-def test_a_promise_of_which_nothing_came_gives_its_key_back_though_it_was_tried(ledger: Ledger) -> None:
+def test_unspent_intent_releases_its_key(ledger: Ledger) -> None:
     first, free, settle = begun(ledger)
     assert advance(ledger, settle, Stage.ABANDONED)
     assert advance(ledger, free, Stage.STOPPING)
@@ -570,7 +572,7 @@ def test_a_promise_of_which_nothing_came_gives_its_key_back_though_it_was_tried(
 
 
 @sqlite_only
-def test_begin_is_all_or_nothing_when_the_disk_is_full(ledger: Ledger) -> None:
+def test_begin_is_atomic_when_the_disk_is_full(ledger: Ledger) -> None:
     episode = opened(ledger)
     step = Begin(**{**vars(BEGIN), "container_name": "c" * 100_000})
 
@@ -581,7 +583,7 @@ def test_begin_is_all_or_nothing_when_the_disk_is_full(ledger: Ledger) -> None:
     assert begins(ledger, episode, step, now=NOW)
 
 
-def test_two_that_begin_at_once_get_one_free_between_them(ledger: Ledger, ledger_url: str) -> None:
+def test_concurrent_begins_write_one_intent(ledger: Ledger, ledger_url: str) -> None:
     episode = opened(ledger)
     other = Ledger.open(ledger_url, host=HOST)
 
@@ -592,20 +594,20 @@ def test_two_that_begin_at_once_get_one_free_between_them(ledger: Ledger, ledger
     assert sorted(won) == [False, True]
 
 
-def test_an_intent_moves_only_from_the_stage_it_was_read_at(ledger: Ledger) -> None:
+def test_intent_advances_only_from_the_stage_that_was_read(ledger: Ledger) -> None:
     episode, free, _ = begun(ledger)
 
     assert advance(ledger, free, Stage.STOPPING, pids=[4001])
-    before = len(story(ledger).entries)
+    before = len(history(ledger).entries)
     assert not advance(ledger, free, Stage.DEAD)
 
     now = read(ledger, episode).free
     assert now is not None
     assert (now.stage, now.data["pids"], now.data["handle"]) == (Stage.STOPPING, [4001], HANDLE)
-    assert len(story(ledger).entries) == before
+    assert len(history(ledger).entries) == before
 
 
-def test_a_stage_is_as_old_as_its_first_entry(ledger: Ledger) -> None:
+def test_age_of_a_stage_counts_from_its_first_entry(ledger: Ledger) -> None:
     episode, free, _ = begun(ledger)
     advance(ledger, free, Stage.STOPPING, now=NOW + 5)
     stopping = read(ledger, episode).free
@@ -618,10 +620,10 @@ def test_a_stage_is_as_old_as_its_first_entry(ledger: Ledger) -> None:
     assert again.entered_at == NOW + 5
 
 
-# --- the account
+# --- the journal
 
 
-def test_a_dry_run_is_marked_on_its_episode(ledger: Ledger) -> None:
+def test_dry_run_is_marked_on_its_episode(ledger: Ledger) -> None:
     episode = opened(ledger)
 
     ledger.journal.would_act(episode.episode_id, "would stop c1", now=NOW)
@@ -630,34 +632,34 @@ def test_a_dry_run_is_marked_on_its_episode(ledger: Ledger) -> None:
     assert ledger.reports.totals(HOST).steps == {("would", "act"): 1}
 
 
-def test_an_episode_closes_once(ledger: Ledger) -> None:
+def test_episode_closes_once(ledger: Ledger) -> None:
     episode = opened(ledger)
 
     ledger.episodes.close(episode.episode_id, Outcome.FIXED, Reason.DONE, "done", now=NOW)
     ledger.episodes.close(episode.episode_id, Outcome.PARTLY, Reason.DONE, "late", now=NOW + 1)
 
     assert ledger.episodes.get_open(episode.episode_id) is None
-    assert (story(ledger).outcome, story(ledger).message, story(ledger).closed_at) == ("mended", "done", NOW)
+    assert (history(ledger).outcome, history(ledger).message, history(ledger).closed_at) == ("mended", "done", NOW)
     assert ledger.reports.totals(HOST).outcomes == {("mended", "stall"): 1}
 
 
-def test_a_story_tells_every_entry_in_order_and_bounds_each(ledger: Ledger) -> None:
+def test_history_has_every_entry_in_order_and_limits_its_length(ledger: Ledger) -> None:
     episode = opened(ledger)
     ledger.journal.record(episode.episode_id, "failed", "stop", "x" * 5000, now=NOW + 1)
 
-    assert [entry.act for entry in story(ledger).entries] == ["saw", "failed"]
-    assert len(story(ledger).entries[1].message) == 2000
+    assert [entry.act for entry in history(ledger).entries] == ["saw", "failed"]
+    assert len(history(ledger).entries[1].message) == 2000
     assert ledger.reports.get(99) is None
 
 
-def test_the_newest_stories_come_oldest_first(ledger: Ledger) -> None:
+def test_newest_episodes_are_listed_oldest_first(ledger: Ledger) -> None:
     for number in range(4):
         opened(ledger, worker=f"w{number}")
 
     assert [each.worker for each in ledger.reports.newest(last=2)] == ["w2", "w3"]
 
 
-def test_a_watch_sees_what_another_process_accepted(ledger: Ledger, ledger_url: str) -> None:
+def test_watch_detects_alerts_accepted_by_another_process(ledger: Ledger, ledger_url: str) -> None:
     changes = ledger.changes()
     changes.any()
     assert not changes.any()
@@ -671,7 +673,7 @@ def test_a_watch_sees_what_another_process_accepted(ledger: Ledger, ledger_url: 
     changes.close()
 
 
-def test_an_episode_that_was_closed_meanwhile_promises_nothing(ledger: Ledger) -> None:
+def test_closed_episode_begins_no_intent(ledger: Ledger) -> None:
     episode = opened(ledger)
     ledger.episodes.close(episode.episode_id, Outcome.SUPERSEDED, Reason.DONE, "over", now=NOW)
 
@@ -679,7 +681,7 @@ def test_an_episode_that_was_closed_meanwhile_promises_nothing(ledger: Ledger) -
     assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
 
 
-def test_an_episode_is_known_by_the_condition_that_was_confirmed(ledger: Ledger) -> None:
+def test_episode_has_the_confirmed_condition(ledger: Ledger) -> None:
     accept(ledger, alert("a"), alert("b", condition="dead_worker"))
     (episode,) = ledger.episodes.list_open()
     assert (episode.condition, episode.conditions) == (
@@ -695,7 +697,7 @@ def test_an_episode_is_known_by_the_condition_that_was_confirmed(ledger: Ledger)
 # --- several hosts
 
 
-def test_a_host_takes_and_sees_its_own_episodes_only(ledger: Ledger) -> None:
+def test_host_takes_and_lists_only_its_own_episodes(ledger: Ledger) -> None:
     accept(ledger, alert("a"), alert("b", host="box2"), alert("c", host="box2", worker="w2"))
     assert ledger.inbox.take_new("box2", now=NOW) == 2
 
@@ -705,17 +707,17 @@ def test_a_host_takes_and_sees_its_own_episodes_only(ledger: Ledger) -> None:
     assert ledger.reports.totals("box2").alerts == {("accepted", ""): 2}
 
 
-def test_each_entry_names_the_host_that_wrote_it(ledger: Ledger, ledger_url: str) -> None:
+def test_entry_names_the_host_that_wrote_it(ledger: Ledger, ledger_url: str) -> None:
     episode = opened(ledger)
     with closing(Ledger.open(ledger_url, host="box2")) as other:
         other.journal.record(episode.episode_id, "did", "requeue", "b", now=NOW)
 
-    assert [entry.host for entry in story(ledger).entries] == [HOST, "box2"]
+    assert [entry.host for entry in history(ledger).entries] == [HOST, "box2"]
     assert ledger.reports.totals("box2").steps == {("did", "requeue"): 1}
     assert ledger.reports.totals(HOST).steps == {}
 
 
-def test_every_executor_is_known_by_its_newest_beat(ledger: Ledger) -> None:
+def test_newest_heartbeat_of_each_executor_is_returned(ledger: Ledger) -> None:
     for host, now in ((HOST, 1.0), ("box2", 2.0), (HOST, 3.0)):
         ledger.executors.beat(host=host, pid=1, armed=True, started_at=0.0, errors=0, now=now)
 
@@ -723,8 +725,8 @@ def test_every_executor_is_known_by_its_newest_beat(ledger: Ledger) -> None:
 
 
 @pytest.mark.needs_postgres
-def test_an_alert_that_comes_while_its_episode_closes_is_not_tied_to_what_is_over(postgres_url: str) -> None:
-    """Writers run side by side there: the one that ties holds the episode open, or finds it closed."""
+def test_alert_taken_during_a_close_is_not_linked_to_the_closed_episode(postgres_url: str) -> None:
+    """PostgreSQL runs writers in parallel: the intake locks the open episode or finds it closed."""
     taking, closing_ = Ledger.open(postgres_url, host=HOST), Ledger.open(postgres_url, host=HOST)
     for attempt in range(1, 21):
         accept(taking, alert(f"f{attempt}", attempt=str(attempt)))
@@ -745,20 +747,20 @@ def test_an_alert_that_comes_while_its_episode_closes_is_not_tied_to_what_is_ove
     closing_.close()
 
 
-def test_what_no_database_takes_is_written_so_that_it_can_be_read(ledger: Ledger) -> None:
+def test_characters_that_a_database_refuses_are_escaped(ledger: Ledger) -> None:
     episode = opened(ledger)
 
     ledger.journal.record(episode.episode_id, "failed", "stop", "a\x00b\ud800c", now=NOW)
     ledger.episodes.close(episode.episode_id, Outcome.PARTLY, Reason.DONE, "a\x00b", now=NOW)
 
-    assert story(ledger).entries[1].message == "a\\x00b\\ud800c"
-    assert story(ledger).message == "a\\x00b"
+    assert history(ledger).entries[1].message == "a\\x00b\\ud800c"
+    assert history(ledger).message == "a\\x00b"
 
 
-# --- its tables
+# --- tables
 
 
-def test_the_first_revision_makes_the_tables_of_the_schema(ledger: Ledger) -> None:
+def test_first_revision_creates_the_tables_of_the_schema(ledger: Ledger) -> None:
     with ledger._engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         differences = [

@@ -1,4 +1,4 @@
-"""What the ledger forgets and what it never does, on both databases, and that it does so a little at a time."""
+"""Deletion of old rows in batches: which rows are deleted and which stay, on both databases."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -42,21 +42,23 @@ TABLES: Final = ("episodes", "alerts", "journal", "intents", "captures", "run_de
 
 
 def count(ledger: Ledger, table: str, where: str = "1 = 1") -> int:
-    ((found,),) = rows(ledger, f"SELECT count(*) FROM {table} WHERE {where}")  # noqa: S608 - a test's own words
+    ((found,),) = rows(ledger, f"SELECT count(*) FROM {table} WHERE {where}")  # noqa: S608 - fixed text
     return int(found)
 
 
-def forget(ledger: Ledger, *, before: float = LATER) -> int:
-    """Until nothing is left; in how many bites."""
-    bites = 0
+def delete_all(ledger: Ledger, *, before: float = LATER) -> int:
+    """Delete until nothing old is left. Returns the number of batches."""
+    batches = 0
     while ledger.episodes.delete_old(before=before):
-        bites += 1
-        assert bites < 1000
-    return bites
+        batches += 1
+        assert batches < 1000
+    return batches
 
 
-def mended(ledger: Ledger, *, worker: str = "w1", key: str = KEY, settle_key: str = "7/1", at: float = NOW) -> int:
-    """An episode with a free, a settle and a capture, all of it over and closed; its number."""
+def fixed_episode(
+    ledger: Ledger, *, worker: str = "w1", key: str = KEY, settle_key: str = "7/1", at: float = NOW
+) -> int:
+    """A closed episode with a restart, a settle and a capture. Returns its id."""
     ledger.inbox.accept([alert(worker=worker)], [], now=at)
     ledger.inbox.take_new(HOST, now=at)
     (episode,) = [each for each in ledger.episodes.list_open() if each.worker == worker]
@@ -73,19 +75,19 @@ def mended(ledger: Ledger, *, worker: str = "w1", key: str = KEY, settle_key: st
     return episode.episode_id
 
 
-# --- what goes
+# --- deleted
 
 
-def test_an_episode_goes_with_all_that_is_told_of_it_and_younger_ones_stay_whole(ledger: Ledger) -> None:
+def test_old_episode_is_deleted_with_all_its_rows(ledger: Ledger) -> None:
     armed(ledger)
-    old, young = mended(ledger), mended(ledger, key=REBORN, settle_key="7/2", at=LATER + 1)
+    old, young = fixed_episode(ledger), fixed_episode(ledger, key=REBORN, settle_key="7/2", at=LATER + 1)
     for episode_id in (old, young):
         block = f"({episode_id}, 'block', 1.0)"
-        rows(ledger, f"INSERT INTO run_decisions (episode_id, kind, decided_at) VALUES {block}")  # noqa: S608 - our own
+        rows(ledger, f"INSERT INTO run_decisions (episode_id, kind, decided_at) VALUES {block}")  # noqa: S608 - fixed text
     before = {table: count(ledger, table) for table in TABLES}
     whole = ledger.reports.get(young)
 
-    forget(ledger)
+    delete_all(ledger)
 
     assert {table: before[table] - count(ledger, table) for table in TABLES} == {
         "episodes": 1, "alerts": 1, "journal": 6, "intents": 2, "captures": 1, "run_decisions": 1,
@@ -95,34 +97,34 @@ def test_an_episode_goes_with_all_that_is_told_of_it_and_younger_ones_stay_whole
     assert len(ledger.captures.of_episode(young)) == 1
 
 
-def test_what_is_counted_is_counted_still(ledger: Ledger) -> None:
-    mended(ledger)
-    accept(ledger, alert("x", worker="nobody", firing=False))
+def test_totals_do_not_change(ledger: Ledger) -> None:
+    fixed_episode(ledger)
+    accept(ledger, alert("x", worker="w9", firing=False))
     ledger.inbox.accept([], [REFUSAL], now=NOW)
     opened(ledger, worker="w2")
     before = ledger.reports.totals(HOST)
 
-    assert forget(ledger) > 0
+    assert delete_all(ledger) > 0
 
     assert ledger.reports.totals(HOST) == before
     assert before.outcomes == {("mended", "stall"): 1}
     assert before.alerts == {("accepted", ""): 3, ("refused", "other_host"): 1}
 
 
-def test_alerts_that_came_to_nothing_go_by_age_and_the_newest_of_all_stays(ledger: Ledger) -> None:
+def test_old_alerts_without_effect_are_deleted_except_the_newest(ledger: Ledger) -> None:
     ledger.inbox.accept([], [REFUSAL], now=NOW)
     accept(ledger, alert("x", firing=False))
     ledger.inbox.accept([], [REFUSAL], now=LATER + 1)
-    forget(ledger)
+    delete_all(ledger)
     assert rows(ledger, "SELECT state, received_at FROM alerts") == [("refused", LATER + 1)]
 
-    forget(ledger, before=LATER + 9)
+    delete_all(ledger, before=LATER + 9)
 
-    assert count(ledger, "alerts") == 1, "its number is not given to another"
+    assert count(ledger, "alerts") == 1, "its id is not used again"
     assert ledger.inbox.last_alert_at() == LATER + 1
 
 
-def test_orders_go_once_they_cannot_matter_any_more(ledger: Ledger) -> None:
+def test_orders_without_effect_are_deleted(ledger: Ledger) -> None:
     armed(ledger)
     for act, host in (
         (Act.PAUSE, HOST), (Act.RESUME, None), (Act.PAUSE, None), (Act.DISARM, HOST), (Act.ARM, HOST),
@@ -131,7 +133,7 @@ def test_orders_go_once_they_cannot_matter_any_more(ledger: Ledger) -> None:
         ledger.orders.give(Order(act=act, at=NOW, who="test", because="", host=host))
     standing = ledger.orders.current()
 
-    forget(ledger)
+    delete_all(ledger)
 
     assert ledger.orders.current() == standing
     left = [(order.act, order.host) for order in ledger.orders.given_since(since=0.0)]
@@ -140,14 +142,14 @@ def test_orders_go_once_they_cannot_matter_any_more(ledger: Ledger) -> None:
     assert {(Act.ARM, None), (Act.ARM, HOST), (Act.RELEASE, None)} <= set(left)
 
 
-# --- what nobody takes up
+# --- alerts that no executor takes
 
 
 def states(ledger: Ledger) -> list[tuple[str, str]]:
     return rows(ledger, "SELECT host, state FROM alerts ORDER BY alert_id")
 
 
-def test_an_alert_that_no_executor_took_for_as_long_is_abandoned_with_its_reason(ledger: Ledger) -> None:
+def test_old_alert_that_no_executor_took_is_abandoned_with_a_reason(ledger: Ledger) -> None:
     ledger.inbox.accept([alert("old", host="gone"), alert("young", host="gone")], [], now=NOW)
     sql_at(ledger, "young", LATER + 1)
     before = ledger.reports.totals("gone").alerts
@@ -159,12 +161,8 @@ def test_an_alert_that_no_executor_took_for_as_long_is_abandoned_with_its_reason
     assert (at, reason, labels["host"]) == (NOW, "abandoned", "gone")
     assert because.startswith("the executor of its host did not process it within 90 days: ")
     assert "start `gpuwarden remediator execute` there" in because
-    assert ledger.reports.totals("gone").alerts == before == {("accepted", ""): 2}, (
-        "it was accepted, and is counted so still"
-    )
-    assert ledger.inbox.take_new("gone", now=LATER + 1) == 1, (
-        "the young one alone: an executor that comes back finds it"
-    )
+    assert ledger.reports.totals("gone").alerts == before == {("accepted", ""): 2}, "it still counts as accepted"
+    assert ledger.inbox.take_new("gone", now=LATER + 1) == 1, "the recent alert is taken by a returning executor"
     assert ledger.inbox.abandon(before=LATER, now=LATER) == {}
 
 
@@ -173,32 +171,34 @@ def sql_at(ledger: Ledger, fingerprint: str, at: float) -> None:
         connection.execute(update(ALERTS).where(ALERTS.c.fingerprint == fingerprint).values(received_at=at))
 
 
-def test_what_an_executor_has_taken_is_not_abandoned_however_old(ledger: Ledger) -> None:
+def test_taken_alert_is_never_abandoned(ledger: Ledger) -> None:
     opened(ledger)
-    accept(ledger, alert("x", worker="nobody", firing=False))
+    accept(ledger, alert("x", worker="w9", firing=False))
 
     assert ledger.inbox.abandon(before=LATER, now=LATER) == {}
 
     assert [state for _, state in states(ledger)] == ["linked", "idle"]
 
 
-def test_what_was_abandoned_stays_on_record_for_a_month_more_and_then_goes(ledger: Ledger) -> None:
+def test_abandoned_alert_is_deleted_after_another_month(ledger: Ledger) -> None:
     ledger.inbox.accept([alert(host="gone")], [], now=NOW)
     ledger.inbox.abandon(before=LATER, now=LATER)
     ledger.inbox.accept([], [REFUSAL], now=LATER + 2 * retention.ABANDONED_S)
 
-    forget(ledger, before=NOW + retention.ABANDONED_S)
+    delete_all(ledger, before=NOW + retention.ABANDONED_S)
     assert len(states(ledger)) == 2
-    forget(ledger, before=NOW + retention.ABANDONED_S + 1)
+    delete_all(ledger, before=NOW + retention.ABANDONED_S + 1)
     assert [state for _, state in states(ledger)] == ["refused"]
 
 
-def test_abandoning_spares_what_is_taken(ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alert_taken_during_an_abandon_is_spared(
+    ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(retention.BATCH_ROWS, ALERTS, 2)
     ledger.inbox.accept([alert(f"f{n}", host="gone", worker=f"w{n}") for n in range(5)], [], now=NOW)
     untaken_alerts = retention.untaken_alerts
 
-    def taken_meanwhile(connection: Connection, *, before: float) -> list[int]:
+    def taken_in_between(connection: Connection, *, before: float) -> list[int]:
         found = untaken_alerts(connection, before=before)
         if is_shared(ledger._engine) and connection.get_execution_options().get("writes"):
             with closing(Ledger.open(ledger_url, host="gone")) as its:
@@ -206,7 +206,7 @@ def test_abandoning_spares_what_is_taken(ledger: Ledger, ledger_url: str, monkey
         return found
 
     assert ledger.inbox.abandon(before=LATER, now=LATER) == {"gone": 2}
-    monkeypatch.setattr(retention, "untaken_alerts", taken_meanwhile)
+    monkeypatch.setattr(retention, "untaken_alerts", taken_in_between)
 
     found = ledger.inbox.abandon(before=LATER, now=LATER)
 
@@ -215,20 +215,20 @@ def test_abandoning_spares_what_is_taken(ledger: Ledger, ledger_url: str, monkey
     assert len({(host, state) for host, state in states(ledger) if state == "abandoned"}) == 1
 
 
-@pytest.mark.usefixtures("believes_the_clock")
-def test_a_living_executor_abandons_what_is_another_hosts_and_says_so(ledger: Ledger, store: JobStore) -> None:
+@pytest.mark.usefixtures("clock_is_trusted")
+def test_executor_abandons_alerts_of_another_host_and_logs_it(ledger: Ledger, store: JobStore) -> None:
     ledger.inbox.accept([alert(host="gone")], [], now=ledger.now() - 7200.0)
     works = executor(ledger, store, World(), settings=replace(PACE, keep_s=3600.0))
 
     with capture_logs() as logged, looping(works):
         eventually(lambda: ("gone", "abandoned") in states(ledger), "it is abandoned")
 
-    (told,) = [line for line in logged if line["event"] == "accepted alerts abandoned"]
-    assert (told["host"], told["count"], told["log_level"]) == ("gone", 1, "error")
-    assert "`gpuwarden ledger refused`" in told["because"]
+    (found,) = [line for line in logged if line["event"] == "accepted alerts abandoned"]
+    assert (found["host"], found["count"], found["log_level"]) == ("gone", 1, "error")
+    assert "`gpuwarden ledger refused`" in found["because"]
 
 
-def test_an_executor_that_is_to_keep_all_abandons_nothing(ledger: Ledger, store: JobStore) -> None:
+def test_executor_without_a_retention_abandons_nothing(ledger: Ledger, store: JobStore) -> None:
     ledger.inbox.accept([alert(host="gone")], [], now=1000.0)
 
     executor(ledger, store, World(), settings=PACE).housekeeping.delete_old()
@@ -236,41 +236,41 @@ def test_an_executor_that_is_to_keep_all_abandons_nothing(ledger: Ledger, store:
     assert states(ledger) == [("gone", "new")]
 
 
-# --- what never goes
+# --- never deleted
 
 
-def test_nothing_goes_of_what_is_open(ledger: Ledger) -> None:
+def test_open_episodes_are_never_deleted(ledger: Ledger) -> None:
     begun(ledger)
-    mended(ledger, worker="w2", key=REBORN, settle_key="8/1")
+    fixed_episode(ledger, worker="w2", key=REBORN, settle_key="8/1")
     opened(ledger, worker="w3")
     before = {table: count(ledger, table, "episode_id <> 2") for table in TABLES}
 
-    forget(ledger)
+    delete_all(ledger)
 
     assert [each.worker for each in ledger.episodes.list_open()] == ["w1", "w3"]
     assert {table: count(ledger, table, "episode_id <> 2") for table in TABLES} == before
     assert count(ledger, "episodes") == 2
 
 
-def test_nothing_goes_of_what_is_owed_though_its_episode_is_closed(ledger: Ledger) -> None:
+def test_closed_episode_with_an_open_intent_is_never_deleted(ledger: Ledger) -> None:
     _, free, settle = begun(ledger)
     advance(ledger, free, Stage.DONE)
     ledger.episodes.close(1, Outcome.PARTLY, Reason.DONE, "", now=NOW)
     opened(ledger, worker="w2")
-    forget(ledger)
+    delete_all(ledger)
     assert count(ledger, "intents") == 2
 
     advance(ledger, settle, Stage.ABANDONED)
-    forget(ledger)
+    delete_all(ledger)
 
     assert count(ledger, "intents") == 0
 
 
-def test_what_was_freed_is_not_freed_again_though_nothing_else_is_known_of_it(ledger: Ledger) -> None:
-    """A container that could not be stopped may run for years; an old alert may be replayed as late."""
-    mended(ledger)
-    mended(ledger, worker="w2", key="another", settle_key="8/1")
-    forget(ledger)
+def test_incarnation_of_a_deleted_episode_is_not_restarted_again(ledger: Ledger) -> None:
+    """A container that could not be stopped may run for years, and an old alert may be replayed."""
+    fixed_episode(ledger)
+    fixed_episode(ledger, worker="w2", key="another", settle_key="8/1")
+    delete_all(ledger)
     assert count(ledger, "intents", f"kind = 'free' AND key = '{KEY}'") == 0
 
     again = opened(ledger)
@@ -285,7 +285,7 @@ def test_what_was_freed_is_not_freed_again_though_nothing_else_is_known_of_it(le
     assert begun_again.settle is None, "that attempt was settled already"
 
 
-def test_a_key_that_was_given_back_is_free_for_ever(ledger: Ledger) -> None:
+def test_released_key_can_be_used_after_the_deletion(ledger: Ledger) -> None:
     episode, _, _ = begun(ledger)
     ledger.intents.withdraw(episode.episode_id, Reason.UNCONFIRMED, "all is well", now=NOW)
     ledger.episodes.close(episode.episode_id, Outcome.UNCONFIRMED, Reason.DONE, "", now=NOW)
@@ -298,7 +298,7 @@ def test_a_key_that_was_given_back_is_free_for_ever(ledger: Ledger) -> None:
     advance(ledger, second.settle, Stage.ABANDONED)
     ledger.episodes.close(second.episode_id, Outcome.PARTLY, Reason.DONE, "", now=NOW)
     third = opened(ledger)
-    forget(ledger)
+    delete_all(ledger)
     assert count(ledger, "intents") == 0
 
     assert begins(ledger, third, BEGIN, now=LATER)
@@ -308,19 +308,19 @@ def test_a_key_that_was_given_back_is_free_for_ever(ledger: Ledger) -> None:
     assert count(ledger, "spent") == 0
 
 
-def test_no_number_is_given_twice(ledger: Ledger) -> None:
-    mended(ledger)
-    last = mended(ledger, key=REBORN, settle_key="7/2")
-    forget(ledger)
+def test_episode_id_is_never_reused(ledger: Ledger) -> None:
+    fixed_episode(ledger)
+    last = fixed_episode(ledger, key=REBORN, settle_key="7/2")
+    delete_all(ledger)
 
     assert opened(ledger).episode_id > last
     assert ledger.reports.get(last) is not None, "the newest stays"
 
 
-# --- how much at a time
+# --- batches and limits
 
 
-def test_a_bite_is_no_larger_than_it_may_be(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_is_within_its_limit(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(12):
         accept(ledger, alert())
     ledger.episodes.close(1, Outcome.FIXED, Reason.DONE, "", now=NOW)
@@ -333,12 +333,14 @@ def test_a_bite_is_no_larger_than_it_may_be(ledger: Ledger, monkeypatch: pytest.
         sizes.append(had - left)
         had = left
 
-    assert sum(sizes) == 13 + 12 + 1  # with the line of its close
+    assert sum(sizes) == 13 + 12 + 1  # with the entry of its close
     assert max(sizes) <= 5 + 5 + 1
 
 
 @pytest.mark.parametrize("state", ["refused", "idle"])
-def test_alerts_without_effect_are_bounded(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+def test_number_of_alerts_without_effect_is_limited(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
     monkeypatch.setattr(retention, "UNUSED_ALERTS_MAX", 5)
     opened(ledger, worker="w2")
 
@@ -354,7 +356,7 @@ def test_alerts_without_effect_are_bounded(ledger: Ledger, monkeypatch: pytest.M
     assert sum(ledger.reports.totals(HOST).alerts.values()) == 13, "all are counted"
 
 
-def test_refusals_are_bounded(ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_refusals_is_limited(ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "UNUSED_ALERTS_MAX", 5)
 
     def flood() -> None:
@@ -369,59 +371,59 @@ def test_refusals_are_bounded(ledger: Ledger, ledger_url: str, monkeypatch: pyte
     assert ledger.reports.totals(HOST).alerts == {("refused", "other_host"): 161}
 
 
-def test_two_that_forget_at_once_forget_everything_once(ledger: Ledger, ledger_url: str) -> None:
+def test_concurrent_deletions_delete_everything_once(ledger: Ledger, ledger_url: str) -> None:
     for n in range(6):
-        mended(ledger, key=f"key {n}", settle_key=f"{n}/1")
+        fixed_episode(ledger, key=f"key {n}", settle_key=f"{n}/1")
 
     def forgets() -> None:
         with closing(Ledger.open(ledger_url, host="box2")) as own:
-            forget(own)
+            delete_all(own)
 
     assert together(forgets, forgets) == [None, None]
-    forget(ledger)
+    delete_all(ledger)
 
     assert count(ledger, "episodes") == 1
     assert count(ledger, "spent") == 10
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-def test_the_file_does_not_grow_while_as_much_goes_as_comes(ledger: Ledger) -> None:
+def test_file_does_not_grow_at_a_constant_load(ledger: Ledger) -> None:
     def a_year(number: int) -> int:
         for n in range(40):
-            mended(ledger, key=f"key {number} {n}", settle_key=f"{number}{n}/1", at=NOW + number)
-        forget(ledger, before=NOW + number + 0.5)
+            fixed_episode(ledger, key=f"key {number} {n}", settle_key=f"{number}{n}/1", at=NOW + number)
+        delete_all(ledger, before=NOW + number + 0.5)
         ((pages,),) = rows(ledger, "PRAGMA page_count")
         return int(pages)
 
     first = a_year(1)
     last = max(a_year(year) for year in range(2, 6))
 
-    assert last <= first + 8, "the keys of what was freed are all that is added"
+    assert last <= first + 8, "only the keys of restarts are added"
 
 
 # --- the executor
 
 
 @pytest.fixture
-def believes_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock has gone on for long enough."""
+def clock_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock counts as set."""
     monkeypatch.setattr("remediator.executor.housekeeping.CLOCK_BELIEVED_S", 0.0)
 
 
-@pytest.mark.usefixtures("believes_the_clock")
-def test_the_executor_forgets_what_is_older_than_it_is_to_keep(ledger: Ledger, store: JobStore) -> None:
-    mended(ledger, at=1000.0)
-    mended(ledger, key=REBORN, settle_key="7/2", at=ledger.now())
+@pytest.mark.usefixtures("clock_is_trusted")
+def test_executor_deletes_rows_older_than_its_retention(ledger: Ledger, store: JobStore) -> None:
+    fixed_episode(ledger, at=1000.0)
+    fixed_episode(ledger, key=REBORN, settle_key="7/2", at=ledger.now())
 
     with looping(executor(ledger, store, World(), settings=replace(PACE, keep_s=3600.0))):
-        eventually(lambda: ledger.reports.get(1) is None, "it is forgotten")
+        eventually(lambda: ledger.reports.get(1) is None, "it is deleted")
 
     assert ledger.reports.get(2) is not None
 
 
-def test_an_executor_that_is_to_keep_all_forgets_nothing(ledger: Ledger, store: JobStore) -> None:
-    mended(ledger, at=1000.0)
-    mended(ledger, key=REBORN, settle_key="7/2", at=ledger.now())
+def test_executor_without_a_retention_deletes_nothing(ledger: Ledger, store: JobStore) -> None:
+    fixed_episode(ledger, at=1000.0)
+    fixed_episode(ledger, key=REBORN, settle_key="7/2", at=ledger.now())
     works = executor(ledger, store, World(), settings=PACE)
 
     works.housekeeping.delete_old()
@@ -429,10 +431,12 @@ def test_an_executor_that_is_to_keep_all_forgets_nothing(ledger: Ledger, store: 
     assert ledger.reports.get(1) is not None
 
 
-def test_an_unset_clock_ages_nothing(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_deleted_before_the_clock_is_set(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started_at = ledger.now()
-    mended(ledger, at=1000.0)
-    mended(ledger, key=REBORN, settle_key="7/2", at=started_at)
+    fixed_episode(ledger, at=1000.0)
+    fixed_episode(ledger, key=REBORN, settle_key="7/2", at=started_at)
     works = executor(ledger, store, World(), settings=replace(PACE, keep_s=3600.0))
 
     def left(boot_s: float, *, ahead_s: float = 0.0) -> int:
@@ -446,12 +450,14 @@ def test_an_unset_clock_ages_nothing(ledger: Ledger, store: JobStore, monkeypatc
     assert [left(1310), left(1330)] == [2, 1]
 
 
-@pytest.mark.usefixtures("believes_the_clock")
-def test_one_round_forgets_for_a_moment_only(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("clock_is_trusted")
+def test_one_iteration_deletes_for_a_limited_time(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("remediator.executor.housekeeping.DELETE_S", 0.0)
     monkeypatch.setattr(retention, "EPISODES_BATCH", 1)
     for n in range(3):
-        mended(ledger, key=f"key {n}", settle_key=f"{n}/1", at=1000.0)
+        fixed_episode(ledger, key=f"key {n}", settle_key=f"{n}/1", at=1000.0)
     works = executor(ledger, store, World(), settings=replace(PACE, keep_s=3600.0))
 
     left = []

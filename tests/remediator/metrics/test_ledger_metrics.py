@@ -1,4 +1,4 @@
-"""What the metrics page tells of the ledger: what each figure counts, on both databases, and that all are listed."""
+"""Metrics of the ledger: the meaning of each value on both databases, and the documented list."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,16 +40,16 @@ def figure(ledger: Ledger, series: str, host: str = HOST, **labels: str) -> floa
 
 
 def closed(ledger: Ledger, *, received: float, at: float, outcome: Outcome = Outcome.FIXED, **labels: Any) -> None:
-    """An episode from its first alert to its end; it was taken from the inbox a while after it came."""
+    """A closed episode whose alert was taken 0.5 s after it arrived."""
     ledger.inbox.accept([alert(**labels)], [], now=received)
     ledger.inbox.take_new(labels.get("host", HOST), now=received + 0.5)
     ledger.episodes.close(ledger.episodes.list_open()[-1].episode_id, outcome, Reason.DONE, "it is over", now=at)
 
 
-# --- how long it took
+# --- durations
 
 
-def test_an_episode_took_from_the_arrival_of_its_first_alert_to_its_close(ledger: Ledger) -> None:
+def test_duration_counts_from_the_first_alert_to_the_close(ledger: Ledger) -> None:
     closed(ledger, received=NOW, at=NOW + 2)
     closed(ledger, received=NOW + 100, at=NOW + 145.5)
     closed(ledger, received=NOW + 200, at=NOW + 200 + 1801)
@@ -65,7 +65,7 @@ def test_an_episode_took_from_the_arrival_of_its_first_alert_to_its_close(ledger
     assert figure(ledger, f"{TOOK}_bucket", outcome="superseded", le="1.0") == 1
 
 
-def test_later_alerts_of_an_episode_do_not_make_it_younger(ledger: Ledger) -> None:
+def test_later_alerts_do_not_change_the_duration(ledger: Ledger) -> None:
     ledger.inbox.accept([alert("a")], [], now=NOW)
     ledger.inbox.take_new(HOST, now=NOW)
     ledger.inbox.accept([alert("a"), alert("b")], [], now=NOW + 9)
@@ -76,7 +76,7 @@ def test_later_alerts_of_an_episode_do_not_make_it_younger(ledger: Ledger) -> No
     assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 10
 
 
-def test_what_waited_for_the_end_of_an_episode_counts_from_its_own_arrival(ledger: Ledger) -> None:
+def test_duration_of_a_delayed_episode_counts_from_its_own_alert(ledger: Ledger) -> None:
     ledger.inbox.accept([alert(attempt="1")], [], now=NOW)
     ledger.inbox.take_new(HOST, now=NOW)
     ledger.inbox.accept([alert(attempt="2")], [], now=NOW + 5)
@@ -90,14 +90,14 @@ def test_what_waited_for_the_end_of_an_episode_counts_from_its_own_arrival(ledge
     assert figure(ledger, f"{TOOK}_sum", outcome="superseded") == 16
 
 
-def test_a_clock_that_was_set_back_makes_it_no_less_than_nothing(ledger: Ledger) -> None:
+def test_duration_is_never_negative(ledger: Ledger) -> None:
     closed(ledger, received=NOW, at=NOW - 3600)
 
     assert figure(ledger, f"{TOOK}_bucket", outcome="mended", le="1.0") == 1
     assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 0
 
 
-def test_each_host_counts_its_own_episodes(ledger: Ledger) -> None:
+def test_host_counts_its_own_episodes(ledger: Ledger) -> None:
     closed(ledger, received=NOW, at=NOW + 2)
     closed(ledger, received=NOW, at=NOW + 7, host="box2")
 
@@ -108,7 +108,7 @@ def test_each_host_counts_its_own_episodes(ledger: Ledger) -> None:
 # --- intents
 
 
-def test_intents_are_told_by_kind_and_stage_and_those_that_nobody_owes_as_zero(ledger: Ledger) -> None:
+def test_intents_are_counted_by_kind_and_stage_with_zeros(ledger: Ledger) -> None:
     nothing = {(kind, stage): 0.0 for kind, stages in STAGES.items() for stage in stages}
     assert intents(ledger) == nothing
 
@@ -125,7 +125,7 @@ def intents(ledger: Ledger) -> dict[tuple[str, str], float]:
     return {(sample.labels["kind"], sample.labels["stage"]): sample.value for sample in family.samples}
 
 
-def test_an_intent_is_as_old_as_its_promise_at_every_stage_and_absent_once_nothing_is_owed(ledger: Ledger) -> None:
+def test_age_of_the_oldest_open_intent_is_published_by_stage(ledger: Ledger) -> None:
     now = time.time()
     assert ages(ledger) == {}
     first, second = opened(ledger), opened(ledger, worker="w2")
@@ -147,19 +147,19 @@ def test_an_intent_is_as_old_as_its_promise_at_every_stage_and_absent_once_nothi
     assert figure(ledger, "intent_age_seconds", host="box2", kind="free", stage="planned") is None
 
 
-def test_an_intent_that_seems_yet_to_be_promised_is_no_less_than_new(ledger: Ledger) -> None:
+def test_age_of_an_intent_is_never_negative(ledger: Ledger) -> None:
     assert begins(ledger, opened(ledger), BEGIN, now=time.time() + 3600)
 
     assert ages(ledger) == {("free", "planned"): 0, ("settle", "planned"): 0}
 
 
 def ages(ledger: Ledger) -> dict[tuple[str, str], float]:
-    """In tens of seconds: the test takes a moment itself."""
+    """Ages rounded down to 10 s."""
     (family,) = [each for each in page(ledger).collect() if each.name == "gpuwarden_remediator_intent_age_seconds"]
     return {(each.labels["kind"], each.labels["stage"]): each.value // 10 * 10 for each in family.samples}
 
 
-def test_a_quarantine_counts_as_refused_until_the_queue_has_taken_it_or_its_episode_is_over(ledger: Ledger) -> None:
+def test_refused_quarantine_counts_until_it_is_done_or_its_episode_closed(ledger: Ledger) -> None:
     def refused(host: str = HOST) -> float | None:
         return figure(ledger, "quarantines_refused", host=host)
 
@@ -183,7 +183,7 @@ def test_a_quarantine_counts_as_refused_until_the_queue_has_taken_it_or_its_epis
     assert refused() == 0
 
 
-def test_a_quarantine_that_was_refused_at_a_stage_that_is_over_is_wanted_no_more(ledger: Ledger) -> None:
+def test_refused_quarantine_of_an_earlier_stage_does_not_count(ledger: Ledger) -> None:
     arm(ledger)
     episode = opened(ledger)
     assert begins(ledger, episode, BEGIN, now=NOW)
@@ -194,7 +194,7 @@ def test_a_quarantine_that_was_refused_at_a_stage_that_is_over_is_wanted_no_more
     assert figure(ledger, "quarantines_refused") == 1
 
     assert advance(ledger, replace(found.free, stage=Stage.STOPPING), Stage.STOPPING, now=NOW + 3)
-    assert figure(ledger, "quarantines_refused") == 1, "it is stopped once more, and where it was"
+    assert figure(ledger, "quarantines_refused") == 1, "a repeated stop is the same stage"
 
     assert advance(ledger, replace(found.free, stage=Stage.STOPPING), Stage.DEAD, now=NOW + 4)
     assert figure(ledger, "quarantines_refused") == 0
@@ -202,7 +202,7 @@ def test_a_quarantine_that_was_refused_at_a_stage_that_is_over_is_wanted_no_more
     assert figure(ledger, "quarantines_refused") == 1
 
 
-def test_a_refused_quarantine_counts_only_while_its_remedy_is_armed(ledger: Ledger) -> None:
+def test_refused_quarantine_counts_only_while_its_remedy_is_armed(ledger: Ledger) -> None:
     def refused() -> float | None:
         return figure(ledger, "quarantines_refused")
 
@@ -214,7 +214,7 @@ def test_a_refused_quarantine_counts_only_while_its_remedy_is_armed(ledger: Ledg
         episode = opened(ledger, worker=worker)
         ledger.journal.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW)
     order(Act.PAUSE, until=time.time() + 3600)
-    assert refused() == 2, "what was begun goes on"
+    assert refused() == 2, "a pause does not hold a begun restart"
     order(Act.DISARM, remedy="recycle_container")
     order(Act.DISARM, host="box2")
     assert refused() == 2, "another remedy, and another host"
@@ -234,11 +234,11 @@ def arm(ledger: Ledger) -> None:
 # --- backlog
 
 
-def test_the_backlog_is_as_old_as_the_oldest_alert_that_waits_and_absent_when_none_does(ledger: Ledger) -> None:
+def test_backlog_age_is_that_of_the_oldest_new_alert_or_absent(ledger: Ledger) -> None:
     assert figure(ledger, "backlog_age_seconds") is None
     now = time.time()
     ledger.inbox.accept([alert("a", host="box2")], [REFUSAL], now=now - 500)
-    assert figure(ledger, "backlog_age_seconds") is None, "they are not this host's to take"
+    assert figure(ledger, "backlog_age_seconds") is None, "another host takes them"
 
     ledger.inbox.accept([alert("b")], [], now=now - 90)
     ledger.inbox.accept([alert("c")], [], now=now - 10)
@@ -250,7 +250,7 @@ def test_the_backlog_is_as_old_as_the_oldest_alert_that_waits_and_absent_when_no
     assert figure(ledger, "backlog_age_seconds") is None
 
 
-def test_an_alert_that_seems_yet_to_come_is_no_less_than_new(ledger: Ledger) -> None:
+def test_backlog_age_is_never_negative(ledger: Ledger) -> None:
     ledger.inbox.accept([alert()], [], now=time.time() + 3600)
 
     assert figure(ledger, "backlog_age_seconds") == 0
@@ -259,7 +259,7 @@ def test_an_alert_that_seems_yet_to_come_is_no_less_than_new(ledger: Ledger) -> 
 # --- duplicates
 
 
-def test_duplicates_are_the_firing_alerts_that_came_while_their_episode_was_open(ledger: Ledger) -> None:
+def test_firing_alerts_of_an_open_episode_are_duplicates(ledger: Ledger) -> None:
     accept(ledger, alert("a"), alert("z", worker="w2"))
     assert figure(ledger, "alerts_duplicate_total") == 0
 
@@ -269,15 +269,15 @@ def test_duplicates_are_the_firing_alerts_that_came_while_their_episode_was_open
 
     accept(ledger, alert("a", firing=False))
     ledger.inbox.accept([], [REFUSAL], now=NOW)
-    assert figure(ledger, "alerts_duplicate_total") == 2, "what is over, or refused, duplicates nothing"
+    assert figure(ledger, "alerts_duplicate_total") == 2, "resolved and refused alerts do not count"
 
     ledger.episodes.close(1, Outcome.FIXED, Reason.DONE, "", now=NOW + 1)
     accept(ledger, alert("a"))
-    assert figure(ledger, "alerts_duplicate_total") == 2, "it began an episode of its own"
+    assert figure(ledger, "alerts_duplicate_total") == 2, "it opened another episode"
     assert figure(ledger, "alerts_duplicate_total", host="box2") == 0
 
 
-def test_a_duplicate_that_comes_to_begin_an_episode_after_all_takes_nothing_back(ledger: Ledger) -> None:
+def test_duplicate_that_later_opens_an_episode_still_counts(ledger: Ledger) -> None:
     accept(ledger, alert("a", attempt="1"))
     accept(ledger, alert("a", attempt="2"))
     assert figure(ledger, "alerts_duplicate_total") == 1
@@ -289,11 +289,11 @@ def test_a_duplicate_that_comes_to_begin_an_episode_after_all_takes_nothing_back
     assert figure(ledger, "alerts_duplicate_total") == 1
 
 
-# --- a long history
+# --- many episodes
 
 
 def history(ledger: Ledger) -> None:
-    """Something of all that is counted: mended, open, given up, withdrawn, refused, twice, handed back."""
+    """Episodes, intents and alerts in every counted state."""
     _, free, settle = begun(ledger)
     assert advance(ledger, free, Stage.DONE)
     assert advance(ledger, settle, Stage.FENCED)
@@ -311,7 +311,7 @@ def history(ledger: Ledger) -> None:
     ledger.journal.would_act(third.episode_id, "would", now=NOW)
 
 
-def test_the_totals_count_what_was_recorded(ledger: Ledger) -> None:
+def test_totals_count_every_record(ledger: Ledger) -> None:
     history(ledger)
 
     before = ledger.reports.totals(HOST)
@@ -327,7 +327,7 @@ def test_the_totals_count_what_was_recorded(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-def test_a_scrape_costs_no_more_after_a_longer_history(ledger: Ledger) -> None:
+def test_cost_of_a_scrape_does_not_grow_with_the_ledger(ledger: Ledger) -> None:
     def work_of_a_scrape() -> int:
         return len(steps_of(ledger, lambda: ledger.reports.totals(HOST)))
 
@@ -342,7 +342,7 @@ def test_a_scrape_costs_no_more_after_a_longer_history(ledger: Ledger) -> None:
 
 
 def steps_of(ledger: Ledger, act: Callable[[], object]) -> list[None]:
-    """One for each ten instructions that SQLite's machine runs meanwhile."""
+    """One entry per ten instructions of SQLite's virtual machine."""
     steps: list[None] = []
     with ledger._engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
@@ -353,7 +353,7 @@ def steps_of(ledger: Ledger, act: Callable[[], object]) -> list[None]:
     return steps
 
 
-def test_what_ends_at_the_same_time_is_counted_each_time(ledger: Ledger, ledger_url: str) -> None:
+def test_concurrent_closes_are_all_counted(ledger: Ledger, ledger_url: str) -> None:
     accept(ledger, *(alert(f"f{n}", worker=f"w{n}") for n in range(4)))
     episodes = [each.episode_id for each in ledger.episodes.list_open()]
 
@@ -375,15 +375,15 @@ def test_what_ends_at_the_same_time_is_counted_each_time(ledger: Ledger, ledger_
     assert totals.alerts == {("accepted", ""): 4, ("refused", "other_host"): 16}
 
 
-# --- the list of them
+# --- the documented list
 
 
-def test_every_series_is_listed_as_it_is_published(ledger: Ledger) -> None:
+def test_every_published_series_is_listed(ledger: Ledger) -> None:
     closed(ledger, received=NOW, at=NOW + 2)
     opened(ledger)
     assert begins(ledger, ledger.episodes.list_open()[-1], BEGIN, now=NOW)
     ledger.journal.would_act(2, "would", now=NOW)
-    ledger.journal.wait(2, Wait(reason=Reason.CIRCUIT_BREAKER, message="the brake is latched"), now=NOW)
+    ledger.journal.wait(2, Wait(reason=Reason.CIRCUIT_BREAKER, message="the circuit breaker is open"), now=NOW)
     ledger.executors.beat(host=HOST, pid=1, armed=True, started_at=NOW, errors=0, now=NOW)
     ledger.inbox.accept([alert()], [], now=NOW)
     registry = page(ledger)
@@ -394,7 +394,7 @@ def test_every_series_is_listed_as_it_is_published(ledger: Ledger) -> None:
 
     found = published(registry)
 
-    # Told by the webhook itself: tests/dashboards reads the first from the page, test_app the others.
+    # Published by the webhook: tests/dashboards reads the first from the page, test_app the others.
     listed = {name: (its.kind, frozenset(its.labels)) for name, its in SERIES.items()}
     for name in (
         "webhook_rejected_total",
@@ -426,5 +426,5 @@ def test_every_series_is_described(name: str) -> None:
     assert f"| `{name}` | {its.kind} |" in reference.metrics_page()
 
 
-def test_the_bounds_grow() -> None:
+def test_histogram_bounds_are_ascending() -> None:
     assert list(DURATION_BOUNDS_S) == sorted(set(DURATION_BOUNDS_S))

@@ -1,4 +1,4 @@
-"""The queue in numbers: what is counted, what is absent, and that no scrape waits for a long count or a lost queue."""
+"""Metrics of the queue: counted and absent values, slow counts and unreachable queues."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -32,8 +32,8 @@ Page = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scrape begins a count and waits for it, however slow the machine: what it shows is what is there."""
+def _counts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each scrape begins a count and waits for it."""
     monkeypatch.setattr(queue_metrics, "COUNT_REST", 0.0)
     monkeypatch.setattr(queue_metrics, "COUNT_WAIT_S", 30.0)
     monkeypatch.setattr(queue_metrics, "FIRST_COUNT_WAIT_S", 30.0)
@@ -42,7 +42,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def collector(store: JobStore, queue_url: str) -> Iterator[QueueCollector]:
-    """A collector of a queue that is there, with its first snapshot done."""
+    """A collector of an existing queue, after its first count."""
     assert store
     with closing(QueueCollector(partial(existing, queue_url), host=HOST)) as found:
         page(found)
@@ -87,7 +87,7 @@ def complete(store: JobStore, job: Job, *, after_s: float = 0.0) -> None:
     assert store.claims.complete(job.job_id, attempt=job.attempt, incarnation=job.claimed_by, now=ended)
 
 
-def test_jobs_are_counted_by_queue_and_state_with_zeros(store: JobStore, collector: QueueCollector) -> None:
+def test_jobs_are_counted_by_queue_and_state_with_zero_values(store: JobStore, collector: QueueCollector) -> None:
     submit(store, ago_s=100)
     submit(store)
     first = submit(store, "cpu", run_id="r1")
@@ -103,7 +103,7 @@ def test_jobs_are_counted_by_queue_and_state_with_zeros(store: JobStore, collect
         state: of(found, "jobs", queue="cpu", state=state) for state in ("waiting", "running", "blocked", "queued")
     }
     assert states == {"waiting": 1, "running": 1, "blocked": 1, "queued": 0}
-    assert of(found, "oldest_job_age_seconds", queue="cpu") is None, "there is none"
+    assert of(found, "oldest_job_age_seconds", queue="cpu") is None, "no job waits"
     for _ in range(2):
         complete(store, claim(store, worker="w2"))
 
@@ -114,7 +114,7 @@ def test_jobs_are_counted_by_queue_and_state_with_zeros(store: JobStore, collect
 
 
 @pytest.mark.behaviour("A12")
-def test_the_busy_gauge_counts_fresh_workers_with_a_model(store: JobStore, collector: QueueCollector) -> None:
+def test_busy_gauge_counts_recent_workers_with_a_model(store: JobStore, collector: QueueCollector) -> None:
     for worker in ("w1", "w2", "w3"):
         submit(store, model="sd-xl")
         claim(store, worker=worker)
@@ -133,10 +133,10 @@ def test_the_busy_gauge_counts_fresh_workers_with_a_model(store: JobStore, colle
     assert states == {"busy": 1, "idle": 1, "gone": 3, "locked": 0}
     store.claims.register("gpu", host=HOST, worker="w2", incarnation="i-w2b", now=store.now())
     store.claims.heartbeat(host=HOST, worker="w2", queue="gpu", incarnation="i-w2b", model="sd-xl", now=store.now())
-    assert of(page(collector), "workers_busy", queue="gpu") == 2, "its replacement puts the row right"
+    assert of(page(collector), "workers_busy", queue="gpu") == 2, "the next worker of the slot is busy"
 
 
-def test_the_workers_that_its_own_host_has_there_are_told_by_name(store: JobStore, collector: QueueCollector) -> None:
+def test_running_workers_of_the_own_host_are_published_by_name(store: JobStore, collector: QueueCollector) -> None:
     for worker, host, ago_s in (("here", HOST, 0), ("ended", HOST, 0), ("gone", HOST, 31), ("theirs", "other", 0)):
         store.claims.register("gpu", host=host, worker=worker, incarnation="i", now=store.now() - ago_s)
         store.claims.heartbeat(
@@ -144,12 +144,14 @@ def test_the_workers_that_its_own_host_has_there_are_told_by_name(store: JobStor
         )
     assert store.fencing.retire_worker(host=HOST, worker="ended", incarnation="i", now=store.now())
 
-    told = [dict(labels) for name, labels in page(collector) if name == "gpuwarden_queue_host_worker_info"]
+    found_workers = [dict(labels) for name, labels in page(collector) if name == "gpuwarden_queue_host_worker_info"]
 
-    assert told == [{"queue": "gpu", "worker": "here"}]
+    assert found_workers == [{"queue": "gpu", "worker": "here"}]
 
 
-def test_retries_dead_workers_quarantines_and_lags_are_counted(store: JobStore, collector: QueueCollector) -> None:
+def test_retries_dead_workers_quarantined_gpus_and_consumer_lag_are_counted(
+    store: JobStore, collector: QueueCollector
+) -> None:
     job_id = submit(store)
     claim(store)
     store.fencing.fence(job_id, attempt=1, incarnation="i-w1", condition=Condition.DEAD_WORKER, now=store.now())
@@ -172,15 +174,15 @@ def test_retries_dead_workers_quarantines_and_lags_are_counted(store: JobStore, 
     assert of(found, "retries_total", queue="gpu", cause="condition") == 1
     assert of(found, "retries_total", queue="gpu", cause="reclaim") == 1
     assert of(found, "gpus_quarantined") == 1
-    assert of(found, "consumer_lag_events", consumer="mailer") == 3, "one of them has no place in the order yet"
+    assert of(found, "consumer_lag_events", consumer="mailer") == 3, "an event without a position counts too"
 
 
 def items_of(found: Page) -> dict[tuple[str, str, str], tuple[float | None, float]]:
-    """By run, host and worker: how many it finished, and how many it failed."""
+    """Finished and failed items by run, host and worker."""
     names = ("run", "worker_host", "worker")
-    told = [(dict(labels), value) for (name, labels), value in found.items() if name.endswith("_run_items_failed")]
+    failed = [(dict(labels), value) for (name, labels), value in found.items() if name.endswith("_run_items_failed")]
     return {(its["run"], its["worker_host"], its["worker"]): (of(found, "run_items_done", **its), value)
-            for its, value in told if set(its) == set(names)}  # fmt: skip
+            for its, value in failed if set(its) == set(names)}  # fmt: skip
 
 
 def end_items(store: JobStore, job: Job, *ends: str) -> None:
@@ -201,7 +203,7 @@ def render(store: JobStore, run_id: str, *, wrangled: bool = True, jobs: int = 1
     store.items.add(run_id, ["a", "b", "c"], now=store.now())
 
 
-def test_failing_workers_are_published_for_runs_that_asked(store: JobStore, collector: QueueCollector) -> None:
+def test_failing_workers_are_published_for_wrangled_runs(store: JobStore, collector: QueueCollector) -> None:
     render(store, "r1", jobs=3)
     end_items(store, claim(store, worker="bad"), "failed", "failed", "failed", "failed")
     end_items(store, claim(store, worker="mixed"), "failed", "done")
@@ -214,11 +216,11 @@ def test_failing_workers_are_published_for_runs_that_asked(store: JobStore, coll
     assert of(found, "run_workers_truncated") == 0
 
     store.item_failures.forgive_run("r1", who="ann", because="mended", now=store.now())
-    assert items_of(page(collector)) == {}, "what is forgiven counts no more"
+    assert items_of(page(collector)) == {}, "forgiven failures do not count"
     store.item_failures.ask_wrangling("r2", wrangled=True)
     assert items_of(page(collector)) == {("r2", HOST, "unasked"): (0, 1)}
     store.admin.cancel_run("r2", because="", now=store.now())
-    assert items_of(page(collector)) == {}, "nor does a run that is over"
+    assert items_of(page(collector)) == {}, "an ended run does not count"
 
 
 def test_ended_runs_are_counted_by_outcome(store: JobStore, collector: QueueCollector) -> None:
@@ -238,7 +240,9 @@ def test_ended_runs_are_counted_by_outcome(store: JobStore, collector: QueueColl
     assert of(found, "jobs_ended_total", queue="gpu", job_class="gpu", outcome="completed") == 1
 
 
-def test_the_worst_are_published(store: JobStore, collector: QueueCollector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worst_workers_are_published(
+    store: JobStore, collector: QueueCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     render(store, "r1", jobs=3)
     end_items(store, claim(store, worker="much"), "failed", "failed", "done")
     end_items(store, claim(store, worker="little"), "failed")
@@ -247,11 +251,13 @@ def test_the_worst_are_published(store: JobStore, collector: QueueCollector, mon
 
     found = page(collector)
 
-    assert [worker for _, _, worker in items_of(found)] == ["none", "little"], "whoever finished one is accused of none"
+    assert [worker for _, _, worker in items_of(found)] == ["none", "little"], (
+        "a worker that finished an item comes last"
+    )
     assert of(found, "run_workers_truncated") == 1
 
 
-def test_outcomes_are_counted_once(store: JobStore, queue_url: str, collector: QueueCollector) -> None:
+def test_outcomes_are_counted_once_per_job(store: JobStore, queue_url: str, collector: QueueCollector) -> None:
     submit(store, ago_s=40)
     complete(store, claim(store), after_s=100)
     submit(store, "load")
@@ -265,7 +271,7 @@ def test_outcomes_are_counted_once(store: JobStore, queue_url: str, collector: Q
     assert of(found, "jobs_ended_total", queue="gpu", job_class="gpu", outcome="cancelled") == 1
     assert of(found, "jobs_ended_total", queue="gpu", job_class="gpu", outcome="failed") == 0
     assert of(found, "jobs_ended_total", queue="load", job_class="ingest_load", outcome="failed") == 1
-    assert of(found, "wait_seconds_count", queue="gpu") == 1, "what was cancelled waited for nothing"
+    assert of(found, "wait_seconds_count", queue="gpu") == 1, "a cancelled job has no wait"
     assert of(found, "wait_seconds_sum", queue="gpu") == pytest.approx(40, abs=20)
     assert of(found, "wait_seconds_bucket", queue="gpu", le="30") == 0
     assert of(found, "wait_seconds_bucket", queue="gpu", le="120") == 1
@@ -278,7 +284,7 @@ def test_outcomes_are_counted_once(store: JobStore, queue_url: str, collector: Q
 
 @pytest.mark.needs_postgres
 @pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
-def test_an_overtaken_event_is_counted_once_seen(store: JobStore, collector: QueueCollector) -> None:
+def test_event_committed_late_is_counted_once(store: JobStore, collector: QueueCollector) -> None:
     submit(store)
     submit(store)
     row = {"kind": "completed", "attempt": 1, "queue": "gpu", "job_class": "gpu", "written_at": 0.0}
@@ -297,7 +303,7 @@ def test_an_overtaken_event_is_counted_once_seen(store: JobStore, collector: Que
     assert completed() == 2
 
 
-def test_while_the_queue_cannot_be_read_nothing_is_told_but_that(store: JobStore, collector: QueueCollector) -> None:
+def test_unreadable_queue_publishes_only_up_0(store: JobStore, collector: QueueCollector) -> None:
     submit(store)
     assert of(page(collector), "jobs", queue="gpu", state="queued") == 1
     rename_jobs(store, "jobs", "elsewhere")
@@ -313,7 +319,7 @@ def rename_jobs(store: JobStore, name: str, new_name: str) -> None:
         connection.exec_driver_sql(f"ALTER TABLE {name} RENAME TO {new_name}")
 
 
-def test_a_queue_that_is_not_there_yet_is_found_once_it_is(backend: str, tmp_path: Any) -> None:
+def test_missing_queue_is_found_once_it_exists(backend: str, tmp_path: Any) -> None:
     url = f"sqlite:///{tmp_path}/later.db"
     with closing(QueueCollector(partial(existing, url), host=HOST)) as found:
         assert page(found) == {("gpuwarden_queue_up", ()): 0}
@@ -336,7 +342,7 @@ class SlowCounts(Counts):
 
 
 class Slow(JobStore):
-    """A queue whose count, or whose every answer, takes as long as the test wants."""
+    """A queue whose count, or whose every answer, waits for the test."""
 
     go: threading.Event
     all_of_it = False
@@ -351,7 +357,7 @@ class Slow(JobStore):
         return super().now()
 
 
-def test_a_long_count_delays_no_scrape(store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_count_does_not_delay_a_scrape(store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(connect(queue_url))
     slow.go = threading.Event()
     monkeypatch.setattr(queue_metrics, "FIRST_COUNT_WAIT_S", 0.01)
@@ -379,7 +385,9 @@ def test_a_long_count_delays_no_scrape(store: JobStore, queue_url: str, monkeypa
         slow.go.set()
 
 
-def test_a_count_rests_after_its_duration(store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_count_pauses_in_proportion_to_its_duration(
+    store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(queue_metrics, "COUNT_REST", 1e9)
     submit(store)
     with closing(QueueCollector(partial(existing, queue_url), host=HOST)) as found:
@@ -391,7 +399,7 @@ def test_a_count_rests_after_its_duration(store: JobStore, queue_url: str, monke
         assert of(page(found), "jobs", queue="gpu", state="queued") == 2
 
 
-def test_a_slow_queue_cannot_be_read(store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_queue_is_unreadable(store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert store
     monkeypatch.setattr(queue_metrics, "ANSWER_S", 0.05)
     slow = Slow(connect(queue_url))
@@ -404,7 +412,7 @@ def test_a_slow_queue_cannot_be_read(store: JobStore, queue_url: str, monkeypatc
         eventually(lambda: of(page(found), "up") == 1, "it answers")
 
 
-def test_a_count_that_fails_is_no_count(store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_count_publishes_only_up_0(store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     submit(store)
     with closing(QueueCollector(partial(existing, queue_url), host=HOST)) as found:
         with monkeypatch.context() as patch:
@@ -418,7 +426,7 @@ def broken(_counts: Counts) -> None:
     raise DatabaseError("the server has gone")
 
 
-def test_what_is_published_is_what_is_documented(store: JobStore, collector: QueueCollector) -> None:
+def test_published_series_are_the_documented_ones(store: JobStore, collector: QueueCollector) -> None:
     submit(store)
     complete(store, claim(store))
     submit(store)
@@ -441,7 +449,7 @@ def test_what_is_published_is_what_is_documented(store: JobStore, collector: Que
         assert series.meaning.endswith("."), name
 
 
-def test_a_value_on_a_bound_is_within_it() -> None:
+def test_value_on_a_bucket_bound_is_within_the_bucket() -> None:
     spread = Histogram()
     for value_s in (0.1, 0.2, 1e9):
         spread.add(value_s)
@@ -450,7 +458,7 @@ def test_a_value_on_a_bound_is_within_it() -> None:
     assert (buckets["0.1"], buckets["0.5"], buckets["43200"], buckets["+Inf"]) == (1, 2, 2, 3)
 
 
-def test_the_webhooks_process_tells_of_the_queue_it_is_given(store: JobStore, queue_url: str, tmp_path: Any) -> None:
+def test_serve_publishes_the_metrics_of_its_queue(store: JobStore, queue_url: str, tmp_path: Any) -> None:
     submit(store)
     with serving(tmp_path / "serve", "--queue-db", queue_url) as (served, _):
         found = read(httpx.get(f"{served.url}/metrics", trust_env=False, verify=PLAIN).text)
@@ -462,7 +470,7 @@ def test_the_webhooks_process_tells_of_the_queue_it_is_given(store: JobStore, qu
     assert "gpuwarden_remediator_ledger_up" in names(without)
 
 
-def test_a_scrape_writes_nothing(store: JobStore, collector: QueueCollector) -> None:
+def test_scrape_writes_nothing_to_the_queue(store: JobStore, collector: QueueCollector) -> None:
     submit(store)
     complete(store, claim(store))
     with closing(store.changes()) as changes:

@@ -1,4 +1,4 @@
-"""Whether something may be begun: who armed it, what is paused, the brake, cool-downs; a sentence a row."""
+"""Guards as truth tables: arming, pauses, the circuit breaker, cool-downs, approvals and silences."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -57,7 +57,7 @@ ASK = order(Act.ASK)
 YES = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key=KEY)
 NO = order(Act.DECLINE, HOST, episode_id=1, key=KEY)
 PAUSE = order(Act.PAUSE, until=NOW + 90, order_id=4)
-BRAKE, RELEASE = order(Act.BREAKER), order(Act.RELEASE, at=NOW - 30)
+BREAKER, RELEASE = order(Act.BREAKER), order(Act.RELEASE, at=NOW - 30)
 
 
 def orders(*given: Order) -> Orders:
@@ -67,52 +67,60 @@ def orders(*given: Order) -> Orders:
 @pytest.mark.parametrize(
     ("given", "armed"),
     [
-        pytest.param((), False, id="nobody ordered anything: a dry run"),
+        pytest.param((), False, id="no order: a dry run"),
         pytest.param((ARM,), True, id="everything is armed"),
         pytest.param((ARM, DISARM), False, id="the newest order counts"),
         pytest.param((DISARM, ARM), True, id="disarmed, and armed again"),
         pytest.param((order(Act.ARM, HOST),), True, id="this host is armed"),
-        pytest.param((order(Act.ARM, "box2"),), False, id="another host's arming is not ours"),
-        pytest.param((ARM, order(Act.DISARM, "box2")), True, id="nor is its disarming"),
+        pytest.param((order(Act.ARM, "box2"),), False, id="another host is armed"),
+        pytest.param((ARM, order(Act.DISARM, "box2")), True, id="another host is disarmed"),
         pytest.param((order(Act.ARM, remedy=REMEDY),), True, id="this remedy is armed"),
-        pytest.param((order(Act.ARM, remedy="other"),), False, id="another remedy's arming is not this one's"),
+        pytest.param((order(Act.ARM, remedy="other"),), False, id="another remedy is armed"),
         pytest.param((ARM, order(Act.DISARM, remedy=REMEDY)), False, id="all but this remedy"),
-        pytest.param((order(Act.DISARM, remedy=REMEDY), ARM), True, id="all, after this one was disarmed"),
-        pytest.param((ARM, PAUSE, BRAKE), True, id="a pause and a brake disarm nothing"),
+        pytest.param(
+            (order(Act.DISARM, remedy=REMEDY), ARM), True, id="everything armed after this remedy was disarmed"
+        ),
+        pytest.param((ARM, PAUSE, BREAKER), True, id="a pause and an open breaker do not disarm"),
         pytest.param((ASK,), True, id="armed with approval"),
-        pytest.param((ASK, DISARM), False, id="a dry run wins over approval"),
+        pytest.param((ASK, DISARM), False, id="disarmed after approval was ordered"),
     ],
 )
-def test_what_is_armed(given: tuple[Order, ...], *, armed: bool) -> None:
+def test_remedy_is_armed_by_the_newest_matching_order(given: tuple[Order, ...], *, armed: bool) -> None:
     assert orders(*given).armed(host=HOST, remedy=REMEDY) is armed
 
 
 @pytest.mark.parametrize(
     ("given", "paused"),
     [
-        pytest.param((), False, id="nobody paused"),
+        pytest.param((), False, id="no pause"),
         pytest.param((PAUSE,), True, id="every host is paused"),
-        pytest.param((order(Act.PAUSE, until=NOW),), False, id="a pause ends by itself, to the second"),
-        pytest.param((order(Act.PAUSE, until=None),), True, id="one without an end stands"),
+        pytest.param((order(Act.PAUSE, until=NOW),), False, id="the pause ends now"),
+        pytest.param((order(Act.PAUSE, until=None),), True, id="a pause without an end"),
         pytest.param((order(Act.PAUSE, HOST, until=NOW + 1),), True, id="this host is paused"),
-        pytest.param((order(Act.PAUSE, "box2", until=NOW + 1),), False, id="another host's pause is not ours"),
+        pytest.param((order(Act.PAUSE, "box2", until=NOW + 1),), False, id="another host is paused"),
         pytest.param((PAUSE, order(Act.RESUME)), False, id="resumed"),
-        pytest.param((PAUSE, order(Act.RESUME, HOST)), True, id="resuming a host leaves the pause of every host"),
         pytest.param(
-            (order(Act.PAUSE, HOST, until=NOW + 9), order(Act.RESUME, HOST)), False, id="a host's own pause is resumed"
+            (PAUSE, order(Act.RESUME, HOST)), True, id="resume of one host does not end a pause of every host"
         ),
         pytest.param(
-            (order(Act.PAUSE, HOST, until=NOW + 9), order(Act.RESUME)), False, id="resuming all ends a host's pause"
+            (order(Act.PAUSE, HOST, until=NOW + 9), order(Act.RESUME, HOST)),
+            False,
+            id="resume of a host ends its own pause",
+        ),
+        pytest.param(
+            (order(Act.PAUSE, HOST, until=NOW + 9), order(Act.RESUME)),
+            False,
+            id="resume of every host ends the pause of one",
         ),
         pytest.param((order(Act.RESUME), PAUSE), True, id="paused after a resume"),
         pytest.param(
             (order(Act.PAUSE, HOST, until=NOW + 99), order(Act.PAUSE, until=NOW - 1)),
             True,
-            id="a shorter pause of every host does not cut a host's own short",
+            id="an ended pause of every host does not end the host's own",
         ),
     ],
 )
-def test_what_is_paused(given: tuple[Order, ...], *, paused: bool) -> None:
+def test_host_is_paused_by_matching_orders(given: tuple[Order, ...], *, paused: bool) -> None:
     assert bool(orders(*given).pauses(host=HOST, now=NOW)) is paused
 
 
@@ -123,60 +131,64 @@ def pause(host: str | None = None, *, since: float = -10, until: float = 90, num
 @pytest.mark.parametrize(
     ("given", "running", "left"),
     [
-        pytest.param((), None, [], id="none was planned"),
-        pytest.param((PAUSE,), 4, [4], id="it began when it was ordered, where nothing else is said"),
-        pytest.param((pause(since=1),), None, [4], id="it is still to come"),
-        pytest.param((pause(since=0),), 4, [4], id="it begins to the second"),
-        pytest.param((pause(until=0),), None, [], id="it ends to the second"),
+        pytest.param((), None, [], id="no pause"),
+        pytest.param((PAUSE,), 4, [4], id="without a start it begins at once"),
+        pytest.param((pause(since=1),), None, [4], id="it begins in a second"),
+        pytest.param((pause(since=0),), 4, [4], id="it begins now"),
+        pytest.param((pause(until=0),), None, [], id="it ends now"),
         pytest.param((pause(HOST),), 4, [4], id="this host is paused"),
-        pytest.param((pause("box2"),), None, [], id="another host's is not ours"),
-        pytest.param((pause(), order(Act.RESUME, ends=4)), None, [], id="it was ended before its time"),
-        pytest.param((pause(since=9), order(Act.RESUME, ends=4)), None, [], id="or called off"),
-        pytest.param((pause(), order(Act.RESUME, ends=3)), 4, [4], id="another one was ended"),
-        pytest.param((pause(since=-500), order(Act.RESUME)), None, [], id="all that run were ended"),
-        pytest.param((pause(since=9), order(Act.RESUME)), None, [4], id="what is planned is not ended with them"),
+        pytest.param((pause("box2"),), None, [], id="another host is paused"),
+        pytest.param((pause(), order(Act.RESUME, ends=4)), None, [], id="it was ended early"),
+        pytest.param((pause(since=9), order(Act.RESUME, ends=4)), None, [], id="it was ended before its start"),
+        pytest.param((pause(), order(Act.RESUME, ends=3)), 4, [4], id="another pause was ended"),
+        pytest.param((pause(since=-500), order(Act.RESUME)), None, [], id="all current pauses were ended"),
+        pytest.param(
+            (pause(since=9), order(Act.RESUME)), None, [4], id="a planned pause is not ended with the current ones"
+        ),
         pytest.param(
             (pause(since=50, number=5), pause(), pause(since=20, number=6)),
             4,
             [4, 6, 5],
-            id="several are planned, the next one first",
+            id="several are planned, in order of their start",
         ),
-        pytest.param((pause(), pause(HOST, until=95, number=5)), 5, [4, 5], id="of two, the one that ends last"),
+        pytest.param((pause(), pause(HOST, until=95, number=5)), 5, [4, 5], id="two pauses: the one that ends last"),
     ],
 )
-def test_which_pause_runs(given: tuple[Order, ...], running: int | None, left: list[int]) -> None:
+def test_current_and_pending_pauses(given: tuple[Order, ...], running: int | None, left: list[int]) -> None:
     found = orders(*given).pause(host=HOST, now=NOW)
 
     assert (None if found is None else found.order_id) == running
     assert [each.order_id for each in orders(*given).pauses(host=HOST, now=NOW)] == left
 
 
-def test_every_hosts_pauses_are_found_where_no_host_is_asked_for() -> None:
+def test_pauses_of_every_host_are_returned_without_a_host() -> None:
     given = orders(PAUSE, order(Act.PAUSE, "box2", until=NOW + 1))
 
     assert [each.host for each in given.pauses(host=None, now=NOW)] == [None, "box2"]
 
 
 @pytest.mark.parametrize(
-    ("given", "latched", "released_at"),
+    ("given", "breaker", "released_at"),
     [
-        pytest.param((), None, None, id="never latched"),
-        pytest.param((ARM, BRAKE), BRAKE, None, id="latched"),
-        pytest.param((BRAKE, RELEASE), None, RELEASE.at, id="released"),
-        pytest.param((BRAKE, RELEASE, BRAKE), BRAKE, None, id="latched again"),
+        pytest.param((), None, None, id="never open"),
+        pytest.param((ARM, BREAKER), BREAKER, None, id="open"),
+        pytest.param((BREAKER, RELEASE), None, RELEASE.at, id="reset"),
+        pytest.param((BREAKER, RELEASE, BREAKER), BREAKER, None, id="open again"),
     ],
 )
-def test_the_brake(given: tuple[Order, ...], latched: Order | None, released_at: float | None) -> None:
-    assert (orders(*given).breaker(), orders(*given).released_at()) == (latched, released_at)
+def test_breaker_is_open_until_its_reset(
+    given: tuple[Order, ...], breaker: Order | None, released_at: float | None
+) -> None:
+    assert (orders(*given).breaker(), orders(*given).released_at()) == (breaker, released_at)
 
 
 @pytest.mark.parametrize(("fleet", "above"), [(None, 3), (1, 3), (2, 3), (4, 3), (8, 3), (15, 3), (16, 4), (100, 25)])
-def test_how_many_single_faults_a_fleet_has(fleet: int | None, above: int) -> None:
+def test_container_limit_grows_with_the_fleet(fleet: int | None, above: int) -> None:
     assert SAFETY_LIMITS.containers_max(fleet) == above
 
 
 @pytest.mark.parametrize(("fleet", "above"), [(None, 6), (1, 6), (6, 6), (7, 7), (100, 100)])
-def test_how_many_frees_an_hour_a_fleet_has(fleet: int | None, above: int) -> None:
+def test_restart_limit_grows_with_the_fleet(fleet: int | None, above: int) -> None:
     assert SAFETY_LIMITS.restarts_max(fleet) == above
 
 
@@ -187,128 +199,155 @@ def others(count: int) -> frozenset[str]:
 @pytest.mark.parametrize(
     ("given", "recent", "verdict"),
     [
-        pytest.param((ARM,), RecentActivity(), None, id="armed and quiet: it begins"),
+        pytest.param((ARM,), RecentActivity(), None, id="armed, no recent activity"),
         pytest.param((), RecentActivity(), Reason.DRY_RUN, id="not armed"),
         pytest.param((ARM, DISARM), RecentActivity(), Reason.DRY_RUN, id="disarmed since the facts were read"),
         pytest.param((ARM, PAUSE), RecentActivity(), Reason.PAUSED, id="paused"),
-        pytest.param((ARM, BRAKE), RecentActivity(), Reason.CIRCUIT_BREAKER, id="the brake is latched"),
+        pytest.param((ARM, BREAKER), RecentActivity(), Reason.CIRCUIT_BREAKER, id="breaker open"),
         pytest.param(
-            (ARM, PAUSE, BRAKE),
+            (ARM, PAUSE, BREAKER),
             RecentActivity(),
             Reason.CIRCUIT_BREAKER,
-            id="the brake is told before a pause, which ends by itself",
+            id="an open breaker is reported before a pause",
         ),
-        pytest.param(
-            (ARM,), RecentActivity(restarted_s_ago=299.9), Reason.COOLDOWN, id="freed less than the cool-down ago"
-        ),
-        pytest.param((ARM,), RecentActivity(restarted_s_ago=300.0), None, id="its cool-down is over"),
+        pytest.param((ARM,), RecentActivity(restarted_s_ago=299.9), Reason.COOLDOWN, id="within its cool-down"),
+        pytest.param((ARM,), RecentActivity(restarted_s_ago=300.0), None, id="its cool-down ended"),
         pytest.param(
             (ARM,), RecentActivity(restarted_s_ago=-10.0), Reason.COOLDOWN, id="the clock was set back a little"
         ),
         pytest.param(
-            (ARM,), RecentActivity(restarted_s_ago=-9000.0), None, id="the clock was set back by more than that"
+            (ARM,),
+            RecentActivity(restarted_s_ago=-9000.0),
+            None,
+            id="the clock was set back by more than the cool-down",
+        ),
+        pytest.param((ARM,), RecentActivity(targets=others(2), fleet=4), None, id="the third container of four"),
+        pytest.param(
+            (ARM,), RecentActivity(targets=others(3), fleet=4), "trip", id="the fourth container of four trips"
         ),
         pytest.param(
-            (ARM,), RecentActivity(targets=others(2), fleet=4), None, id="the third of four is a fault of its own"
+            (ARM,), RecentActivity(targets=others(3), fleet=8), "trip", id="the fourth container of eight trips"
         ),
-        pytest.param((ARM,), RecentActivity(targets=others(3), fleet=4), "storm", id="the fourth of four is a storm"),
-        pytest.param((ARM,), RecentActivity(targets=others(3), fleet=8), "storm", id="the fourth of eight is one too"),
-        pytest.param((ARM,), RecentActivity(targets=others(3)), "storm", id="and so in a fleet nobody counted"),
-        pytest.param((ARM,), RecentActivity(targets=others(3), fleet=16), None, id="the fourth of sixteen is none"),
+        pytest.param(
+            (ARM,), RecentActivity(targets=others(3)), "trip", id="the fourth container of an unknown fleet trips"
+        ),
+        pytest.param((ARM,), RecentActivity(targets=others(3), fleet=16), None, id="the fourth container of sixteen"),
         pytest.param(
             (ARM,),
             RecentActivity(targets=others(2) | {f"{HOST}/{HANDLE}"}),
             None,
-            id="one that was freed within the window already is no further one",
+            id="a container restarted within the window counts once",
         ),
         pytest.param(
-            (ARM,), RecentActivity(restarts=5, fleet=1), None, id="the sixth free of the hour on a small box begins"
+            (ARM,), RecentActivity(restarts=5, fleet=1), None, id="the sixth restart of the hour on a small fleet"
         ),
-        pytest.param((ARM,), RecentActivity(restarts=6, fleet=1), "storm", id="the seventh is a storm, of however few"),
         pytest.param(
-            (ARM,), RecentActivity(restarts=6), "storm", id="and so in a fleet nobody counted, as the hour has it"
+            (ARM,), RecentActivity(restarts=6, fleet=1), "trip", id="the seventh restart on a small fleet trips"
         ),
-        pytest.param((ARM,), RecentActivity(restarts=6, fleet=16), None, id="in a fleet of sixteen it is none"),
-        pytest.param((ARM,), RecentActivity(restarts=16, fleet=16), "storm", id="but the seventeenth is"),
+        pytest.param((ARM,), RecentActivity(restarts=6), "trip", id="the seventh restart on an unknown fleet trips"),
+        pytest.param(
+            (ARM,), RecentActivity(restarts=6, fleet=16), None, id="the seventh restart in a fleet of sixteen"
+        ),
+        pytest.param(
+            (ARM,),
+            RecentActivity(restarts=16, fleet=16),
+            "trip",
+            id="the seventeenth restart in a fleet of sixteen trips",
+        ),
         pytest.param(
             (ARM,),
             RecentActivity(targets=others(9), restarted_s_ago=1.0),
             Reason.COOLDOWN,
-            id="what cools down makes no storm",
+            id="a cool-down comes before a trip",
         ),
         pytest.param(
             (ARM,),
             RecentActivity(gpu_restarted_s_ago=0.0),
             Reason.GPU_COOLDOWN,
-            id="another one on its GPU is being freed",
+            id="another container on its GPU is being restarted",
         ),
         pytest.param(
-            (ARM,), RecentActivity(gpu_restarted_s_ago=119.9), Reason.GPU_COOLDOWN, id="another one was, a moment ago"
+            (ARM,),
+            RecentActivity(gpu_restarted_s_ago=119.9),
+            Reason.GPU_COOLDOWN,
+            id="another container on its GPU was restarted a moment ago",
         ),
         pytest.param(
-            (ARM,), RecentActivity(gpu_restarted_s_ago=-1.0), Reason.GPU_COOLDOWN, id="and the clock was set back since"
+            (ARM,),
+            RecentActivity(gpu_restarted_s_ago=-1.0),
+            Reason.GPU_COOLDOWN,
+            id="another container on its GPU, and the clock was set back",
         ),
-        pytest.param((ARM,), RecentActivity(gpu_restarted_s_ago=120.0), None, id="its GPU has cooled down"),
+        pytest.param((ARM,), RecentActivity(gpu_restarted_s_ago=120.0), None, id="the cool-down of its GPU ended"),
         pytest.param(
             (ARM,),
             RecentActivity(targets=others(9), gpu_restarted_s_ago=1.0),
             Reason.GPU_COOLDOWN,
-            id="what waits for it is no storm",
+            id="a cool-down of its GPU comes before a trip",
         ),
     ],
 )
-def test_what_may_begin(given: tuple[Order, ...], recent: RecentActivity, verdict: str | None) -> None:
+def test_action_may_begin_or_is_held(given: tuple[Order, ...], recent: RecentActivity, verdict: str | None) -> None:
     found = guards.may_begin(build.wish(), orders(*given), recent, SAFETY_LIMITS, now=NOW)
 
-    word = "storm" if isinstance(found, TripBreaker) else None if found is None else found.reason
+    word = "trip" if isinstance(found, TripBreaker) else None if found is None else found.reason
     assert word == verdict
 
 
 @pytest.mark.parametrize(
     ("given", "recent", "verdict"),
     [
-        pytest.param((ASK,), RecentActivity(), Reason.APPROVAL, id="nobody has answered: it waits"),
+        pytest.param((ASK,), RecentActivity(), Reason.APPROVAL, id="no answer"),
         pytest.param((ASK,), RecentActivity(answer=YES), None, id="approved"),
         pytest.param((ASK,), RecentActivity(answer=order(Act.APPROVE, key=KEY)), None, id="approved without an end"),
         pytest.param(
-            (ASK,), RecentActivity(answer=order(Act.APPROVE, key=KEY, until=NOW)), Reason.APPROVAL, id="it has run out"
+            (ASK,), RecentActivity(answer=order(Act.APPROVE, key=KEY, until=NOW)), Reason.APPROVAL, id="expired"
         ),
         pytest.param(
             (ASK,),
             RecentActivity(answer=order(Act.APPROVE, key="k2", until=NOW + 1)),
             Reason.APPROVAL,
-            id="of another life",
+            id="approval of another incarnation",
         ),
         pytest.param((ASK,), RecentActivity(answer=NO), Reason.DECLINED, id="declined"),
         pytest.param(
-            (ASK,), RecentActivity(answer=order(Act.DECLINE, key="k2")), Reason.APPROVAL, id="another life was declined"
+            (ASK,),
+            RecentActivity(answer=order(Act.DECLINE, key="k2")),
+            Reason.APPROVAL,
+            id="another incarnation was declined",
         ),
-        pytest.param((ARM,), RecentActivity(answer=NO), Reason.DECLINED, id="a no stands whatever is armed later"),
-        pytest.param((ARM, order(Act.ASK, HOST)), RecentActivity(), Reason.APPROVAL, id="this host asks"),
-        pytest.param((ASK, order(Act.ARM, remedy=REMEDY)), RecentActivity(), None, id="all but this remedy ask"),
-        pytest.param((ASK, DISARM), RecentActivity(answer=YES), Reason.DRY_RUN, id="a dry run wins over a yes"),
-        pytest.param((ASK, PAUSE), RecentActivity(answer=YES), Reason.PAUSED, id="a pause holds what was approved"),
-        pytest.param((ASK, BRAKE), RecentActivity(answer=YES), Reason.CIRCUIT_BREAKER, id="so does the brake"),
-        pytest.param((ASK,), RecentActivity(answer=YES, restarted_s_ago=1.0), Reason.COOLDOWN, id="and a cool-down"),
+        pytest.param((ARM,), RecentActivity(answer=NO), Reason.DECLINED, id="declined, then armed without approval"),
+        pytest.param((ARM, order(Act.ASK, HOST)), RecentActivity(), Reason.APPROVAL, id="approval for this host"),
         pytest.param(
-            (ASK,), RecentActivity(answer=YES, targets=others(3)), "storm", id="what was approved counts as a storm"
+            (ASK, order(Act.ARM, remedy=REMEDY)), RecentActivity(), None, id="approval for all but this remedy"
         ),
-        pytest.param((ASK,), RecentActivity(targets=others(3)), Reason.APPROVAL, id="what was not is none"),
+        pytest.param((ASK, DISARM), RecentActivity(answer=YES), Reason.DRY_RUN, id="approved and disarmed"),
+        pytest.param((ASK, PAUSE), RecentActivity(answer=YES), Reason.PAUSED, id="approved and paused"),
         pytest.param(
-            (ASK, PAUSE), RecentActivity(), Reason.PAUSED, id="nobody is asked about what may not begin anyway"
+            (ASK, BREAKER), RecentActivity(answer=YES), Reason.CIRCUIT_BREAKER, id="approved and breaker open"
         ),
+        pytest.param(
+            (ASK,), RecentActivity(answer=YES, restarted_s_ago=1.0), Reason.COOLDOWN, id="approved within its cool-down"
+        ),
+        pytest.param(
+            (ASK,), RecentActivity(answer=YES, targets=others(3)), "trip", id="approved, but it trips the breaker"
+        ),
+        pytest.param(
+            (ASK,), RecentActivity(targets=others(3)), Reason.APPROVAL, id="not approved: it does not trip the breaker"
+        ),
+        pytest.param((ASK, PAUSE), RecentActivity(), Reason.PAUSED, id="paused: no approval is requested"),
     ],
 )
-def test_what_may_begin_where_a_person_is_asked(
+def test_action_with_approval_may_begin_or_is_held(
     given: tuple[Order, ...], recent: RecentActivity, verdict: str | None
 ) -> None:
     found = guards.may_begin(build.wish(), orders(*given), recent, SAFETY_LIMITS, now=NOW)
 
-    word = "storm" if isinstance(found, TripBreaker) else None if found is None else found.reason
+    word = "trip" if isinstance(found, TripBreaker) else None if found is None else found.reason
     assert word == verdict
 
 
-def test_without_a_cool_down_one_goes_at_a_time_all_the_same() -> None:
+def test_gpu_without_a_cooldown_still_allows_one_restart_at_a_time() -> None:
     none = replace(SAFETY_LIMITS, vram_cooldown_s=0.0)
 
     held = guards.may_begin(build.wish(), orders(ARM), RecentActivity(gpu_restarted_s_ago=0.0), none, now=NOW)
@@ -319,14 +358,14 @@ def test_without_a_cool_down_one_goes_at_a_time_all_the_same() -> None:
     assert begun is None
 
 
-def test_one_gpu_of_one_is_not_a_storm_before_it_has_wedged_too_often() -> None:
+def test_single_container_does_not_trip_below_the_restart_limit() -> None:
     again = RecentActivity(targets=frozenset({f"{HOST}/{HANDLE}"}), restarts=5, restarted_s_ago=301.0, fleet=1)
 
     assert guards.may_begin(build.wish(), orders(ARM), again, SAFETY_LIMITS, now=NOW) is None
 
 
-FENCE, STOP = Fence(message="wedged"), Stop(message="wedged")
-WARN = Warn(message="wedged", signal="SIGUSR1", listener=ProcessId(pid=4001, start_ticks=7))
+FENCE, STOP = Fence(message="stalled"), Stop(message="stalled")
+WARN = Warn(message="stalled", signal="SIGUSR1", listener=ProcessId(pid=4001, start_ticks=7))
 SEEN_DEAD = Advance(kind=Kind.FREE, stage=Stage.DEAD, reason=Reason.SEEN_DEAD, message="it does not run")
 PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": build.settle(Stage.PLANNED)}
 
@@ -334,49 +373,49 @@ PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": buil
 @pytest.mark.parametrize(
     ("step", "facts", "held"),
     [
-        pytest.param(BEGIN, build.facts(), True, id="nothing new is begun"),
-        pytest.param(FENCE, build.facts(**PROMISED), True, id="what is only promised is not fenced"),
-        pytest.param(WARN, build.facts(**PROMISED), True, id="nor warned"),
+        pytest.param(BEGIN, build.facts(), True, id="a begin"),
+        pytest.param(FENCE, build.facts(**PROMISED), True, id="a fence of a planned restart"),
+        pytest.param(WARN, build.facts(**PROMISED), True, id="a warning of a planned restart"),
         pytest.param(
             FENCE,
             build.facts(**PROMISED, job=build.job(state=State.FENCING)),
             False,
-            id="what is fenced already, and not told so, goes on",
+            id="a fence that is done but not recorded",
         ),
         pytest.param(
             FENCE,
             build.facts(**PROMISED, job=build.job(state=State.FENCING, attempt=2)),
             True,
-            id="another attempt's fence is not ours",
+            id="the job is fenced at another attempt",
         ),
-        pytest.param(FENCE, build.facts(**PROMISED, job=None), True, id="a job that the queue does not know"),
-        pytest.param(STOP, build.facts(build.free(Stage.PLANNED)), True, id="a container without a job is not stopped"),
+        pytest.param(FENCE, build.facts(**PROMISED, job=None), True, id="a fence of an unknown job"),
+        pytest.param(STOP, build.facts(build.free(Stage.PLANNED)), True, id="a stop without a job"),
         pytest.param(
             STOP,
             build.facts(build.free(Stage.PLANNED), build.settle(Stage.ABANDONED)),
             True,
-            id="nor one whose job somebody else settled",
+            id="a stop whose job was settled by another program",
         ),
         pytest.param(
             STOP,
             build.facts(build.free(Stage.PLANNED), build.settle(Stage.FENCED)),
             False,
-            id="whose job was taken is stopped: what was begun is finished",
+            id="a stop after the fence",
         ),
-        pytest.param(STOP, build.facts(build.free(Stage.STOPPING)), False, id="a stop is tried again"),
-        pytest.param(Start(message="dead"), build.facts(build.free(Stage.DEAD)), False, id="a stopped one is started"),
+        pytest.param(STOP, build.facts(build.free(Stage.STOPPING)), False, id="a repeated stop"),
+        pytest.param(Start(message="dead"), build.facts(build.free(Stage.DEAD)), False, id="a start after the stop"),
         pytest.param(
             SEEN_DEAD,
             build.facts(build.free(Stage.PLANNED), build.settle(Stage.ABANDONED)),
             True,
-            id="what ended by itself, or by a person, is not started",
+            id="an exit that the executor did not cause",
         ),
-        pytest.param(SEEN_DEAD, build.facts(build.free(Stage.STOPPING)), False, id="what we stopped is"),
-        pytest.param(FENCE, build.facts(), True, id="a promise of nothing but a settle"),
+        pytest.param(SEEN_DEAD, build.facts(build.free(Stage.STOPPING)), False, id="an exit after a stop"),
+        pytest.param(FENCE, build.facts(), True, id="a fence without a planned restart"),
     ],
 )
-@pytest.mark.parametrize("stop", [PAUSE, BRAKE], ids=["paused", "braked"])
-def test_a_pause_the_brake_or_a_window_holds(step: Step, facts: Facts, stop: Order, *, held: bool) -> None:
+@pytest.mark.parametrize("stop", [PAUSE, BREAKER], ids=["paused", "breaker open"])
+def test_pause_and_breaker_hold_only_what_has_not_begun(step: Step, facts: Facts, stop: Order, *, held: bool) -> None:
     found = guards.apply_holds(step, facts, orders(ARM, stop), RecentActivity(), SAFETY_LIMITS, now=NOW)
 
     assert isinstance(found, Wait) is held
@@ -384,7 +423,7 @@ def test_a_pause_the_brake_or_a_window_holds(step: Step, facts: Facts, stop: Ord
     assert guards.apply_holds(step, facts, orders(ARM), RecentActivity(), SAFETY_LIMITS, now=NOW) is step, "the control"
 
 
-def test_what_was_promised_and_not_begun_is_held_for_an_approval_too() -> None:
+def test_planned_restart_is_held_for_approval() -> None:
     facts = build.facts(**PROMISED)
 
     held = guards.apply_holds(FENCE, facts, orders(ARM, ASK), RecentActivity(), SAFETY_LIMITS, now=NOW)
@@ -396,7 +435,7 @@ def test_what_was_promised_and_not_begun_is_held_for_an_approval_too() -> None:
     )
 
 
-def test_a_yes_that_runs_out_in_the_grace_of_a_warning_was_used_with_it_and_a_no_still_holds() -> None:
+def test_approval_that_expires_in_the_grace_period_still_counts() -> None:
     warned = build.facts(build.free(Stage.PLANNED, warned={"tries": 1}), build.settle(Stage.PLANNED))
 
     assert (
@@ -415,19 +454,21 @@ def test_a_yes_that_runs_out_in_the_grace_of_a_warning_was_used_with_it_and_a_no
 @pytest.mark.parametrize(
     ("silences", "unknown", "holds", "held"),
     [
-        pytest.param((), "", False, None, id="nothing is silenced"),
+        pytest.param((), "", False, None, id="not silenced"),
         pytest.param((Silence(silence_id="s1"),), "", False, Reason.SILENCED, id="silenced"),
         pytest.param(
-            (Silence(silence_id="s1"),), "b is down", False, Reason.SILENCED, id="by one, while another is silent"
+            (Silence(silence_id="s1"),),
+            "b is down",
+            False,
+            Reason.SILENCED,
+            id="silenced by one Alertmanager, the other is down",
         ),
-        pytest.param((), "b is down", False, None, id="unknown, and it goes on"),
-        pytest.param((), "b is down", True, Reason.SILENCES_UNKNOWN, id="unknown, and it holds"),
-        pytest.param((), "", True, None, id="known, where unknown would hold"),
+        pytest.param((), "b is down", False, None, id="unknown, does not hold"),
+        pytest.param((), "b is down", True, Reason.SILENCES_UNKNOWN, id="unknown, holds by setting"),
+        pytest.param((), "", True, None, id="known, unknown would hold"),
     ],
 )
-def test_what_is_held_by_a_silence(
-    silences: tuple[Silence, ...], unknown: str, held: str | None, *, holds: bool
-) -> None:
+def test_silence_holds(silences: tuple[Silence, ...], unknown: str, held: str | None, *, holds: bool) -> None:
     found = guards.check_silences(silences, unknown, SafetyLimits(unknown_holds=holds))
 
     assert (None if found is None else found.reason) == held
@@ -437,13 +478,13 @@ YES_TO_HOST = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key=HOST)
 HOLD: dict[str, tuple[tuple[Order, ...], RecentActivity, str | None]] = {
     "armed": ((ARM,), RecentActivity(), None),
     "paused": ((ARM, PAUSE), RecentActivity(), Reason.PAUSED),
-    "the brake is latched": ((ARM, BRAKE), RecentActivity(), Reason.CIRCUIT_BREAKER),
-    "who would hold them is paused": ((ARM, order(Act.PAUSE, "box2")), RecentActivity(), Reason.PAUSED),
-    "a third is paused": ((ARM, order(Act.PAUSE, "box3")), RecentActivity(), None),
-    "nobody has approved it": ((ASK,), RecentActivity(), Reason.APPROVAL),
-    "somebody approved it": ((ASK,), RecentActivity(answer=YES_TO_HOST), None),
-    "somebody approved a container on it": ((ASK,), RecentActivity(answer=YES), Reason.APPROVAL),
-    "a storm of others, and it cools down": (
+    "breaker open": ((ARM, BREAKER), RecentActivity(), Reason.CIRCUIT_BREAKER),
+    "the observing host is paused": ((ARM, order(Act.PAUSE, "box2")), RecentActivity(), Reason.PAUSED),
+    "a third host is paused": ((ARM, order(Act.PAUSE, "box3")), RecentActivity(), None),
+    "not approved": ((ASK,), RecentActivity(), Reason.APPROVAL),
+    "approved": ((ASK,), RecentActivity(answer=YES_TO_HOST), None),
+    "a container on it was approved": ((ASK,), RecentActivity(answer=YES), Reason.APPROVAL),
+    "many restarts of others and a cool-down": (
         (ARM,),
         RecentActivity(targets=frozenset("abcdef"), restarts=99, restarted_s_ago=1),
         None,
@@ -452,15 +493,15 @@ HOLD: dict[str, tuple[tuple[Order, ...], RecentActivity, str | None]] = {
 
 
 @pytest.mark.parametrize(("given", "recent", "reason"), HOLD.values(), ids=HOLD)
-def test_when_a_silent_hosts_jobs_may_be_held(
+def test_hold_of_a_lost_host_may_begin_or_is_held(
     given: tuple[Order, ...], recent: RecentActivity, reason: str | None
 ) -> None:
-    step = Lose(message="no word of it", jobs=(build.held_job(),))
+    step = Lose(message="no heartbeat", jobs=(build.held_job(),))
     wanted = guards.proposed_action(build.host_facts().episode, step)
 
     held = guards.may_hold(wanted, orders(*given), recent, by="box2", now=NOW)
 
-    assert (wanted.handle, wanted.key, wanted.message) == ("", HOST, "no word of it")
+    assert (wanted.handle, wanted.key, wanted.message) == ("", HOST, "no heartbeat")
     assert (None if held is None else held.reason) == reason
 
 
@@ -469,38 +510,38 @@ MOVE = Migrate(host=HOST, worker="w1", message="it fails")
 BLOCK = BlockRun(message="all fail")
 YES_TO_LOCK = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key="lock w1 on box1")
 WRANGLE: dict[str, tuple[plan.Wrangle, tuple[Order, ...], RecentActivity, str | None]] = {
-    "armed and quiet": (LOCK, (ARM,), RecentActivity(), None),
+    "armed, no recent activity": (LOCK, (ARM,), RecentActivity(), None),
     "not armed": (LOCK, (), RecentActivity(), Reason.DRY_RUN),
     "paused": (MOVE, (ARM, PAUSE), RecentActivity(), Reason.PAUSED),
-    "the brake is latched": (MOVE, (ARM, BRAKE), RecentActivity(), Reason.CIRCUIT_BREAKER),
-    "nobody has approved it": (LOCK, (ASK,), RecentActivity(), Reason.APPROVAL),
-    "somebody approved it": (LOCK, (ASK,), RecentActivity(answer=YES_TO_LOCK), None),
-    "somebody approved something else": (MOVE, (ASK,), RecentActivity(answer=YES_TO_LOCK), Reason.APPROVAL),
-    "the third condemned is a fault of its own": (LOCK, (ARM,), RecentActivity(lock_targets=others(2)), None),
-    "the fourth is a storm": (LOCK, (ARM,), RecentActivity(lock_targets=others(3)), "storm"),
-    "and so is a fourth run to be blocked": (BLOCK, (ARM,), RecentActivity(lock_targets=others(3)), "storm"),
-    "the same worker for another run is no fourth": (
+    "breaker open": (MOVE, (ARM, BREAKER), RecentActivity(), Reason.CIRCUIT_BREAKER),
+    "not approved": (LOCK, (ASK,), RecentActivity(), Reason.APPROVAL),
+    "approved": (LOCK, (ASK,), RecentActivity(answer=YES_TO_LOCK), None),
+    "another action was approved": (MOVE, (ASK,), RecentActivity(answer=YES_TO_LOCK), Reason.APPROVAL),
+    "the third target": (LOCK, (ARM,), RecentActivity(lock_targets=others(2)), None),
+    "the fourth target trips": (LOCK, (ARM,), RecentActivity(lock_targets=others(3)), "trip"),
+    "the fourth target is a run: trips": (BLOCK, (ARM,), RecentActivity(lock_targets=others(3)), "trip"),
+    "the same worker for another run counts once": (
         LOCK,
         (ARM,),
         RecentActivity(lock_targets=others(2) | {"worker box1/w1"}),
         None,
     ),
-    "the same run by another host is no fourth": (
+    "the same run by another host counts once": (
         BLOCK,
         (ARM,),
         RecentActivity(lock_targets=others(2) | {"run r1"}),
         None,
     ),
-    "a run of a worker's name is another": (
+    "a run with the name of a worker counts separately": (
         BLOCK,
         (ARM,),
         RecentActivity(lock_targets=others(2) | {"worker box1/r1"}),
-        "storm",
+        "trip",
     ),
-    "in a fleet of sixteen it is none": (LOCK, (ARM,), RecentActivity(lock_targets=others(3), fleet=16), None),
-    "a move lock_target nobody": (MOVE, (ARM,), RecentActivity(lock_targets=others(99)), None),
-    "what nobody approved is no storm": (LOCK, (ASK,), RecentActivity(lock_targets=others(99)), Reason.APPROVAL),
-    "a storm of frees, and a container cools down": (
+    "the fourth target in a fleet of sixteen": (LOCK, (ARM,), RecentActivity(lock_targets=others(3), fleet=16), None),
+    "a move locks no target": (MOVE, (ARM,), RecentActivity(lock_targets=others(99)), None),
+    "not approved: does not trip": (LOCK, (ASK,), RecentActivity(lock_targets=others(99)), Reason.APPROVAL),
+    "many restarts and a cool-down": (
         LOCK,
         (ARM,),
         RecentActivity(targets=others(99), restarts=99, restarted_s_ago=1, gpu_restarted_s_ago=1),
@@ -510,7 +551,7 @@ WRANGLE: dict[str, tuple[plan.Wrangle, tuple[Order, ...], RecentActivity, str | 
 
 
 @pytest.mark.parametrize(("step", "given", "recent", "verdict"), WRANGLE.values(), ids=WRANGLE)
-def test_what_may_be_done_about_a_run(
+def test_run_action_may_begin_or_is_held(
     step: plan.Wrangle, given: tuple[Order, ...], recent: RecentActivity, verdict: str | None
 ) -> None:
     wanted = guards.proposed_action(build.run_facts(None).episode, step)
@@ -518,10 +559,10 @@ def test_what_may_be_done_about_a_run(
     found = guards.may_wrangle(wanted, orders(*given), recent, SAFETY_LIMITS, now=NOW)
 
     assert (wanted.handle, wanted.key, wanted.message) == ("", step.deed, step.message)
-    assert ("storm" if isinstance(found, TripBreaker) else found and found.reason) == verdict
+    assert ("trip" if isinstance(found, TripBreaker) else found and found.reason) == verdict
 
 
-def test_a_silence_is_named_with_who_made_it_and_why() -> None:
+def test_silence_is_named_with_its_author_and_comment() -> None:
     silences = (Silence(silence_id="s1", by="ann", comment="new driver"), Silence(silence_id="s2"))
 
     found = guards.check_silences(silences, "", SAFETY_LIMITS)
@@ -530,37 +571,37 @@ def test_a_silence_is_named_with_who_made_it_and_why() -> None:
     assert [each for each in ("s1 by ann", "new driver", "s2 by ?") if each not in found.message] == []
 
 
-def test_what_would_latch_the_brake_is_told_by_the_transaction_that_would_begin_it() -> None:
-    storm = RecentActivity(targets=others(9))
+def test_trip_of_the_breaker_is_left_to_the_transaction_of_the_begin() -> None:
+    many_restarts = RecentActivity(targets=others(9))
 
-    assert guards.apply_holds(BEGIN, build.facts(), orders(ARM), storm, SAFETY_LIMITS, now=NOW) is BEGIN
+    assert guards.apply_holds(BEGIN, build.facts(), orders(ARM), many_restarts, SAFETY_LIMITS, now=NOW) is BEGIN
 
 
 APPROVE, DECLINE = "`gpuwarden approve 1`", "`gpuwarden decline 1`"
 
 NAMED: dict[str, tuple[tuple[Order, ...], RecentActivity, tuple[str, ...]]] = {
-    "who disarmed it and why": ((ARM, DISARM), RecentActivity(), ("ann@box1", "a drill")),
-    "who paused it, and until when": (
+    "operator and reason of the disarm": ((ARM, DISARM), RecentActivity(), ("ann@box1", "a drill")),
+    "operator and end of the pause": (
         (ARM, PAUSE),
         RecentActivity(),
         ("ann@box1", "a drill", "90 s", "`gpuwarden resume 4`"),
     ),
-    "what closes the breaker": ((ARM, BRAKE), RecentActivity(), ("`gpuwarden breaker reset`",)),
-    "how to answer, and what is asked": ((ASK,), RecentActivity(), (APPROVE, DECLINE, "silent for 130 s")),
-    "how to answer once an approval ran out": (
+    "command that closes the breaker": ((ARM, BREAKER), RecentActivity(), ("`gpuwarden breaker reset`",)),
+    "commands that answer": ((ASK,), RecentActivity(), (APPROVE, DECLINE, "silent for 130 s")),
+    "commands that answer after an approval expired": (
         (ASK,),
         RecentActivity(answer=order(Act.APPROVE, key=KEY, until=NOW)),
         ("expired", APPROVE, DECLINE, "silent for 130 s"),
     ),
-    "who declined it": ((ASK,), RecentActivity(answer=NO), ("ann@box1", "a drill", APPROVE)),
-    "how long it cools down": ((ARM,), RecentActivity(restarted_s_ago=12.0), ("12 s ago", "300 s")),
-    "how many containers in which time": (
+    "operator who declined": ((ASK,), RecentActivity(answer=NO), ("ann@box1", "a drill", APPROVE)),
+    "cool-down": ((ARM,), RecentActivity(restarted_s_ago=12.0), ("12 s ago", "300 s")),
+    "containers and window": (
         (ARM,),
         RecentActivity(targets=others(3), fleet=4),
         ("4 containers", "600 s", "4 workers", "3 allowed"),
     ),
-    "that the fleet is unknown": ((ARM,), RecentActivity(targets=others(3)), ("unknown number of workers",)),
-    "how many restarts in which time": (
+    "unknown fleet": ((ARM,), RecentActivity(targets=others(3)), ("unknown number of workers",)),
+    "restarts and window": (
         (ARM,),
         RecentActivity(restarts=6, fleet=2),
         ("7 restarts", "3600 s", "2 workers", "6 allowed"),
@@ -569,14 +610,16 @@ NAMED: dict[str, tuple[tuple[Order, ...], RecentActivity, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("given", "recent", "names"), NAMED.values(), ids=NAMED)
-def test_every_refusal_names(given: tuple[Order, ...], recent: RecentActivity, names: tuple[str, ...]) -> None:
+def test_hold_names_its_figures_and_commands(
+    given: tuple[Order, ...], recent: RecentActivity, names: tuple[str, ...]
+) -> None:
     found = guards.may_begin(build.wish(), orders(*given), recent, SAFETY_LIMITS, now=NOW)
 
     assert isinstance(found, plan.Wait | TripBreaker)
     assert [each for each in names if each not in found.message] == []
 
 
-def test_an_orders_scope_reads_as_words() -> None:
+def test_scope_of_an_order_as_text() -> None:
     assert ARM.scope == "every remedy on every host"
     assert order(Act.ARM, HOST, remedy=REMEDY).scope == f"{REMEDY} on {HOST}"
     assert YES.scope == f"episode 1 on {HOST}"
@@ -584,7 +627,7 @@ def test_an_orders_scope_reads_as_words() -> None:
     assert order(Act.RESUME, HOST, ends=4, order_id=9).scope == f"pause 4 on {HOST}"
 
 
-def test_only_what_is_freed_for_a_gpus_memory_waits_for_that_gpu() -> None:
+def test_only_a_vram_recycle_has_gpus() -> None:
     begin = replace(BEGIN, gpus=("GPU-0", "GPU-1"))
 
     assert guards.proposed_action(build.tenant_facts().episode, begin).gpus == {"GPU-0", "GPU-1"}

@@ -1,4 +1,4 @@
-"""The remedy for silent hosts as truth tables: what it decides from which facts, with a sentence a row."""
+"""The remedy `hold_lost_host` as truth tables."""
 
 from dataclasses import replace
 
@@ -17,12 +17,12 @@ pytestmark = pytest.mark.pure
 
 RUNS = held_job()
 LOST = held_job(state=State.HOST_LOST)
-HEARD = held_job(job_id=8, heard_s_ago=9.0)
-UNHEARD = held_job(job_id=9, heard_s_ago=None)
-BOUND_S = LIMITS.host_lost_after_s
+HEARTBEAT = held_job(job_id=8, heard_s_ago=9.0)
+NO_HEARTBEAT = held_job(job_id=9, heard_s_ago=None)
+TIMEOUT_S = LIMITS.host_lost_after_s
 
 
-def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_hosts() -> None:
+def test_remedy_has_the_name_of_the_rules_and_is_about_hosts() -> None:
     remedy = REMEDIES["hold_lost_host"]
 
     assert (remedy.decide, remedy.conditions, remedy.subject) == (decide, CONFIRMABLE, Subject.HOST)
@@ -31,34 +31,34 @@ def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_hosts() -> 
 
 WAITS: dict[str, tuple[Facts, Reason]] = {
     "the queue does not answer": (host_facts(host=None, unknown="no answer"), Reason.QUEUE_UNREACHABLE),
-    "its own remediator shows life": (host_facts(RUNS, shows_life=True), Reason.EXECUTOR_ALIVE),
-    "its remediator was heard within the bound": (
-        host_facts(RUNS, silent_for_s=BOUND_S - 0.001),
+    "its own executor is alive": (host_facts(RUNS, shows_life=True), Reason.EXECUTOR_ALIVE),
+    "its executor was alive within the timeout": (
+        host_facts(RUNS, silent_for_s=TIMEOUT_S - 0.001),
         Reason.OBSERVATION_TOO_SHORT,
     ),
-    "this one has only begun to look": (host_facts(RUNS, silent_for_s=0.0), Reason.OBSERVATION_TOO_SHORT),
-    "two of three hosts are said to be silent": (
+    "this executor has just started": (host_facts(RUNS, silent_for_s=0.0), Reason.OBSERVATION_TOO_SHORT),
+    "two of three hosts are silent": (
         host_facts(RUNS, accused=2, alive=1),
         Reason.MAJORITY_SILENT,
     ),
-    "the queue heard of its job within the bound": (
-        host_facts(held_job(heard_s_ago=BOUND_S - 0.001)),
+    "its worker had a heartbeat within the timeout": (
+        host_facts(held_job(heard_s_ago=TIMEOUT_S - 0.001)),
         Reason.WORKERS_ALIVE,
     ),
-    "its job was never heard of": (host_facts(UNHEARD), Reason.WORKERS_ALIVE),
+    "its worker never had a heartbeat": (host_facts(NO_HEARTBEAT), Reason.WORKERS_ALIVE),
     "it has no job": (host_facts(), Reason.NO_JOBS),
     "its jobs are held already": (host_facts(LOST, taken=True), Reason.JOBS_HELD),
-    "one is held and the other was heard of": (host_facts(LOST, HEARD, taken=True), Reason.WORKERS_ALIVE),
-    "a dry run that has said so": (host_facts(RUNS, armed=False, would_act=True), Reason.DRY_RUN),
-    "the alert ended and nobody heard of it": (
+    "one job is held, the other has a heartbeat": (host_facts(LOST, HEARTBEAT, taken=True), Reason.WORKERS_ALIVE),
+    "a recorded dry run": (host_facts(RUNS, armed=False, would_act=True), Reason.DRY_RUN),
+    "the alert ended without a heartbeat": (
         host_facts(LOST, firing=False, taken=True),
         Reason.JOBS_HELD,
     ),
-    "it is back and nobody is armed": (
+    "it is back in a dry run": (
         host_facts(LOST, firing=False, shows_life=True, silent_for_s=0.0, armed=False),
         Reason.DRY_RUN,
     ),
-    "it is back, its alert fires still, and nobody is armed": (
+    "it is back in a dry run, and its alert fires": (
         host_facts(LOST, shows_life=True, silent_for_s=0.0, armed=False),
         Reason.DRY_RUN,
     ),
@@ -66,7 +66,7 @@ WAITS: dict[str, tuple[Facts, Reason]] = {
 
 
 @pytest.mark.parametrize(("given", "reason"), WAITS.values(), ids=WAITS)
-def test_it_waits_when(given: Facts, reason: Reason) -> None:
+def test_waits(given: Facts, reason: Reason) -> None:
     step = decide(given)
 
     assert isinstance(step, Wait)
@@ -74,40 +74,40 @@ def test_it_waits_when(given: Facts, reason: Reason) -> None:
 
 
 ACTS: dict[str, tuple[Facts, Step]] = {
-    "nobody heard of it for the bound": (
+    "silent for the timeout": (
         host_facts(RUNS),
         Lose(
             jobs=(RUNS,),
             message="",
         ),
     ),
-    "to the second": (
-        host_facts(replace(RUNS, heard_s_ago=BOUND_S), silent_for_s=BOUND_S),
+    "exactly at the timeout": (
+        host_facts(replace(RUNS, heard_s_ago=TIMEOUT_S), silent_for_s=TIMEOUT_S),
         Lose(
-            jobs=(replace(RUNS, heard_s_ago=BOUND_S),),
+            jobs=(replace(RUNS, heard_s_ago=TIMEOUT_S),),
             message="",
         ),
     ),
-    "one of two hosts is silent, and only the job that is silent too": (
-        host_facts(HEARD, RUNS, UNHEARD, LOST, accused=1, alive=1),
+    "one of two hosts is silent: only the silent job": (
+        host_facts(HEARTBEAT, RUNS, NO_HEARTBEAT, LOST, accused=1, alive=1),
         Lose(
             jobs=(RUNS,),
             message="",
         ),
     ),
-    "in a dry run": (
+    "dry run": (
         host_facts(RUNS, armed=False),
         WouldAct(message=""),
     ),
-    "it is back, and a job of it was not heard of": (
-        host_facts(LOST, HEARD, firing=False, shows_life=True, taken=True),
+    "it is back, and one job is held": (
+        host_facts(LOST, HEARTBEAT, firing=False, shows_life=True, taken=True),
         Return(
             jobs=(LOST,),
             message="",
         ),
     ),
-    "it is back, and that its alert ended has not been heard": (
-        host_facts(LOST, HEARD, shows_life=True, taken=True),
+    "it is back, and its alert still fires": (
+        host_facts(LOST, HEARTBEAT, shows_life=True, taken=True),
         Return(
             jobs=(LOST,),
             message="",
@@ -117,11 +117,11 @@ ACTS: dict[str, tuple[Facts, Step]] = {
         host_facts(RUNS, firing=False, shows_life=True, taken=True),
         Close(outcome=Outcome.FIXED, reason=Reason.DONE, message=""),
     ),
-    "it stays away, and a person gave its jobs up": (
+    "it stays silent, and an operator gave its jobs away": (
         host_facts(firing=False, taken=True),
         Close(outcome=Outcome.FIXED, reason=Reason.DONE, message=""),
     ),
-    "the alert ended before anything was done": (
+    "the alert ended before any action": (
         host_facts(RUNS, firing=False),
         Close(outcome=Outcome.UNCONFIRMED, reason=Reason.NO_JOBS, message=""),
     ),
@@ -129,7 +129,7 @@ ACTS: dict[str, tuple[Facts, Step]] = {
 
 
 @pytest.mark.parametrize(("given", "step"), ACTS.values(), ids=ACTS)
-def test_what_it_does_when(given: Facts, step: Step) -> None:
+def test_acts(given: Facts, step: Step) -> None:
     assert decide(given) == step
 
 
@@ -152,7 +152,7 @@ JOBS = st.builds(
     alive=st.integers(1, 5),
     taken=st.booleans(),
 )
-def test_whatever_is_known_a_job_is_taken_for_lost_only_where_nobody_heard_of_it_or_its_host(
+def test_only_silent_jobs_of_a_silent_host_are_held(
     jobs: list[HeldJob],
     armed: bool,
     firing: bool,
@@ -173,10 +173,10 @@ def test_whatever_is_known_a_job_is_taken_for_lost_only_where_nobody_heard_of_it
         assert armed
         assert firing
         assert not shows_life
-        assert silent_for_s >= BOUND_S
+        assert silent_for_s >= TIMEOUT_S
         assert accused <= alive
         assert step.jobs
-        assert all(each.state is State.RUNNING and (each.heard_s_ago or 0) >= BOUND_S for each in step.jobs)
+        assert all(each.state is State.RUNNING and (each.heard_s_ago or 0) >= TIMEOUT_S for each in step.jobs)
     if isinstance(step, Return):
         assert armed
         assert shows_life

@@ -1,4 +1,4 @@
-"""The conditions of jobs and workers as truth tables: which local evidence confirms each, with a sentence a row."""
+"""The conditions of jobs and workers as truth tables: the local evidence that confirms each."""
 
 from typing import Any
 
@@ -22,33 +22,33 @@ from tests.remediator.builders import (
 pytestmark = pytest.mark.pure
 
 
-# --- what counts as wedged (A2 to A6, and invariant 4)
+# --- stall (A2 to A6, and invariant 4)
 
 CONFIRM: dict[str, tuple[dict[str, Any], Doubt | None]] = {
-    "wedged: silent, every GPU idle, RAM still": ({}, None),
-    "exactly at the timeout is wedged": (
+    "stalled: no step beat, GPUs idle, RAM idle": ({}, None),
+    "exactly at the timeout": (
         {"step_beat_age_s": 120.0, "gpu_idle_s": 120.0, "ram_idle_s": 120.0},
         None,
     ),
-    "a hair under the timeout is not": ({"step_beat_age_s": 119.999}, Doubt.UNDER_BOUND),
-    "its owner allows more silence": ({"stall_timeout_s": 600.0}, Doubt.UNDER_BOUND),
-    "its owner allows less silence": (
+    "just under the timeout": ({"step_beat_age_s": 119.999}, Doubt.UNDER_BOUND),
+    "longer timeout by its owner": ({"stall_timeout_s": 600.0}, Doubt.UNDER_BOUND),
+    "shorter timeout by its owner": (
         {"stall_timeout_s": 5.0, "step_beat_age_s": 6.0, "gpu_idle_s": 6.0, "ram_idle_s": 6.0},
         None,
     ),
-    "loading, GPU idle, RAM climbing: it is not armed": (
+    "loading, GPU idle, RAM growing: not monitored yet": (
         {"step_beat_age_s": None, "phase": "load", "ram_idle_s": 0.0},
         Doubt.NOT_ARMED,
     ),
-    "loading, GPU idle, RAM still (a warm cache): it is not armed": (
+    "loading from a warm cache, GPU idle, RAM idle: not monitored yet": (
         {"step_beat_age_s": None, "phase": "load"},
         Doubt.NOT_ARMED,
     ),
-    "a slow real step: GPU busy, RAM still": ({"gpu_idle_s": 0.0}, Doubt.UNDER_BOUND),
-    "a slow real step: GPU busy, RAM moving": ({"gpu_idle_s": 0.0, "ram_idle_s": 2.0}, Doubt.UNDER_BOUND),
-    "the GPU was busy within the silence": ({"gpu_idle_s": 119.0}, Doubt.UNDER_BOUND),
-    "a slow decode or staging: GPU idle, RAM moving": ({"ram_idle_s": 3.0}, Doubt.UNDER_BOUND),
-    "it beat within the silence": ({"step_beat_age_s": 1.0}, Doubt.UNDER_BOUND),
+    "slow step: GPU busy, RAM idle": ({"gpu_idle_s": 0.0}, Doubt.UNDER_BOUND),
+    "slow step: GPU busy, RAM active": ({"gpu_idle_s": 0.0, "ram_idle_s": 2.0}, Doubt.UNDER_BOUND),
+    "GPU busy within the timeout": ({"gpu_idle_s": 119.0}, Doubt.UNDER_BOUND),
+    "slow decoding: GPU idle, RAM active": ({"ram_idle_s": 3.0}, Doubt.UNDER_BOUND),
+    "step beat within the timeout": ({"step_beat_age_s": 1.0}, Doubt.UNDER_BOUND),
     "its only GPU is unknown": (
         {"gpu_idle_s": None, "gpu_unknown": "GPU-0 is not measured"},
         Doubt.GPU_UNKNOWN,
@@ -57,20 +57,20 @@ CONFIRM: dict[str, tuple[dict[str, Any], Doubt | None]] = {
         {"gpus": ["GPU-0", "GPU-1"], "gpu_idle_s": None, "gpu_unknown": "GPU-1 is not measured"},
         Doubt.GPU_UNKNOWN,
     ),
-    "the GPU is unknown and nobody says why": ({"gpu_idle_s": None}, Doubt.GPU_UNKNOWN),
+    "the GPU is unknown without a reason": ({"gpu_idle_s": None}, Doubt.GPU_UNKNOWN),
     "its RAM is unknown": ({"ram_idle_s": None, "ram_unknown": "cgroup gone"}, Doubt.RAM_UNKNOWN),
-    "its RAM is unknown and nobody says why": ({"ram_idle_s": None}, Doubt.RAM_UNKNOWN),
-    "its process holds no lock: it is dead, not stalled": ({"alive": False}, Doubt.NO_LOCK),
-    "whether it lives cannot be told": ({"alive": None}, Doubt.NO_LOCK),
+    "its RAM is unknown without a reason": ({"ram_idle_s": None}, Doubt.RAM_UNKNOWN),
+    "its process has no lock: dead, not stalled": ({"alive": False}, Doubt.NO_LOCK),
+    "its lock is unknown": ({"alive": None}, Doubt.NO_LOCK),
     "it runs no job": ({"job_id": None, "attempt": None}, Doubt.NO_JOB),
-    "a video model is not policed": ({"stall_timeout_s": 0.0}, Doubt.NOT_POLICED),
-    "the timeout is not known": ({"stall_timeout_s": None}, Doubt.NOT_POLICED),
-    "a simulated GPU says so": ({"gpu_simulated": True}, None),
+    "a job without a stall timeout": ({"stall_timeout_s": 0.0}, Doubt.NOT_POLICED),
+    "the timeout is unknown": ({"stall_timeout_s": None}, Doubt.NOT_POLICED),
+    "a simulated GPU": ({"gpu_simulated": True}, None),
 }
 
 
 @pytest.mark.parametrize(("seen", "doubt"), CONFIRM.values(), ids=CONFIRM)
-def test_what_confirms_a_stall(seen: dict[str, Any], doubt: Doubt | None) -> None:
+def test_stall_is_confirmed_or_doubted(seen: dict[str, Any], doubt: Doubt | None) -> None:
     assert confirm(evidence(**seen), Condition.STALL).doubt is doubt
 
 
@@ -92,7 +92,7 @@ FIGURES: dict[Condition, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("condition", FIGURES)
-def test_the_sentence_names_every_figure_and_its_bound(condition: Condition) -> None:
+def test_message_names_every_figure_and_its_limit(condition: Condition) -> None:
     seen, figures = FIGURES[condition]
     message = confirm(evidence(**seen), condition).message
 
@@ -111,53 +111,53 @@ UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("seen", "why"), UNKNOWN.values(), ids=UNKNOWN)
-def test_the_sentence_says_why_a_figure_is_unknown(seen: dict[str, Any], why: str) -> None:
+def test_message_gives_the_reason_of_an_unknown_figure(seen: dict[str, Any], why: str) -> None:
     assert why in confirm(evidence(**seen), Condition.STALL).message
 
 
 DEAD = {"heartbeat_age_s": 31.0, "cpu_idle_s": 31.0, "dead_after_s": 30.0}
 
 CONFIRM_DEAD: dict[str, tuple[dict[str, Any], Doubt | None]] = {
-    "dead: no heartbeat, and no CPU time used": (
+    "dead: no heartbeat and no CPU time": (
         {},
         None,
     ),
-    "exactly at the bound is dead": ({"heartbeat_age_s": 30.0, "cpu_idle_s": 30.0}, None),
-    "a hair under the bound is not": ({"heartbeat_age_s": 29.999}, Doubt.UNDER_BOUND),
+    "exactly at the limit": ({"heartbeat_age_s": 30.0, "cpu_idle_s": 30.0}, None),
+    "just under the limit": ({"heartbeat_age_s": 29.999}, Doubt.UNDER_BOUND),
     "it has a heartbeat": ({"heartbeat_age_s": 1.0}, Doubt.UNDER_BOUND),
-    "a long call starves its heartbeat, and uses the CPU": ({"cpu_idle_s": 0.0}, Doubt.UNDER_BOUND),
-    "it used the CPU within the bound": ({"cpu_idle_s": 29.9}, Doubt.UNDER_BOUND),
+    "no heartbeat during a long call that uses the CPU": ({"cpu_idle_s": 0.0}, Doubt.UNDER_BOUND),
+    "CPU used within the limit": ({"cpu_idle_s": 29.9}, Doubt.UNDER_BOUND),
     "its heartbeat is unknown": ({"heartbeat_age_s": None}, Doubt.TIME_UNKNOWN),
     "its CPU time is unknown": ({"cpu_idle_s": None}, Doubt.TIME_UNKNOWN),
-    "the exporter allows more": ({"dead_after_s": 60.0}, Doubt.UNDER_BOUND),
-    "the exporter allows nothing: that is no bound": ({"dead_after_s": 0.0}, Doubt.NO_BOUND),
-    "its job need not be policed for stalls": ({"stall_timeout_s": 0.0, "step_beat_age_s": None}, None),
-    "its GPU and RAM need not be known": ({"gpu_idle_s": None, "ram_idle_s": None}, None),
-    "its GPU is busy with what was queued on it": ({"gpu_idle_s": 0.0}, None),
-    "its process is gone, for how long is not told": ({"alive": False}, Doubt.TIME_UNKNOWN),
-    "its process has been gone for as long as is allowed": (
+    "longer limit of the exporter": ({"dead_after_s": 60.0}, Doubt.UNDER_BOUND),
+    "limit 0: unlimited": ({"dead_after_s": 0.0}, Doubt.NO_BOUND),
+    "a job without a stall timeout": ({"stall_timeout_s": 0.0, "step_beat_age_s": None}, None),
+    "GPU and RAM unknown": ({"gpu_idle_s": None, "ram_idle_s": None}, None),
+    "GPU busy with queued work": ({"gpu_idle_s": 0.0}, None),
+    "its process is gone for an unknown time": ({"alive": False}, Doubt.TIME_UNKNOWN),
+    "its process is gone for the limit": (
         {"alive": False, "dead_s": 30.0, "heartbeat_age_s": None, "cpu_idle_s": None},
         None,
     ),
-    "its lock is free and its heartbeat as old as is allowed": (
+    "its lock is free and its heartbeat at the limit": (
         {"alive": False, "dead_s": 31.0, "heartbeat_age_s": 30.0},
         None,
     ),
-    "it lost its lock and beats": (
+    "its lock is free and it has a heartbeat": (
         {"alive": False, "dead_s": 900.0, "heartbeat_age_s": 29.9},
         Doubt.UNDER_BOUND,
     ),
-    "it may come back by itself yet": ({"alive": False, "dead_s": 29.9}, Doubt.UNDER_BOUND),
+    "gone for less than the limit": ({"alive": False, "dead_s": 29.9}, Doubt.UNDER_BOUND),
     "it came back": ({"alive": True, "dead_s": 900.0, "heartbeat_age_s": 1.0}, Doubt.UNDER_BOUND),
-    "it is gone, and ran no job": ({"alive": False, "dead_s": 99.0, "job_id": None}, Doubt.NO_JOB),
-    "whether it lives cannot be told": ({"alive": None}, Doubt.NO_LOCK),
+    "gone without a job": ({"alive": False, "dead_s": 99.0, "job_id": None}, Doubt.NO_JOB),
+    "its lock is unknown": ({"alive": None}, Doubt.NO_LOCK),
     "it runs no job": ({"job_id": None, "attempt": None}, Doubt.NO_JOB),
 }
 
 
 @pytest.mark.behaviour("A19")
 @pytest.mark.parametrize(("seen", "doubt"), CONFIRM_DEAD.values(), ids=CONFIRM_DEAD)
-def test_what_confirms_a_dead_worker(seen: dict[str, Any], doubt: Doubt | None) -> None:
+def test_dead_worker_is_confirmed_or_doubted(seen: dict[str, Any], doubt: Doubt | None) -> None:
     assert confirm(evidence(**{**DEAD, **seen}), Condition.DEAD_WORKER).doubt is doubt
 
 
@@ -165,14 +165,14 @@ OVER = {"elapsed_s": 8100.0, "budget_s": 8100.0}
 
 CONFIRM_BUDGET: dict[str, tuple[dict[str, Any], Doubt | None]] = {
     "at its budget": ({}, None),
-    "a hair under it": ({"elapsed_s": 8099.999}, Doubt.UNDER_BOUND),
-    "busy, beating and loading all the same": (
+    "just under it": ({"elapsed_s": 8099.999}, Doubt.UNDER_BOUND),
+    "busy, with step beats, and loading": (
         {"gpu_idle_s": 0.0, "step_beat_age_s": 0.1, "phase": "load", "ram_idle_s": 0.0},
         None,
     ),
-    "its GPU and RAM need not be known": ({"gpu_idle_s": None, "ram_idle_s": None}, None),
-    "it has no budget": ({"budget_s": 0.0}, Doubt.NO_BUDGET),
-    "its budget is not known": ({"budget_s": None}, Doubt.NO_BUDGET),
+    "GPU and RAM unknown": ({"gpu_idle_s": None, "ram_idle_s": None}, None),
+    "without a budget": ({"budget_s": 0.0}, Doubt.NO_BUDGET),
+    "its budget is unknown": ({"budget_s": None}, Doubt.NO_BUDGET),
     "it was started before a reboot": ({"elapsed_s": None}, Doubt.TIME_UNKNOWN),
     "its process holds no lock": ({"alive": False, "dead_s": 900.0}, Doubt.NO_LOCK),
     "it runs no job": ({"job_id": None, "attempt": None}, Doubt.NO_JOB),
@@ -180,12 +180,12 @@ CONFIRM_BUDGET: dict[str, tuple[dict[str, Any], Doubt | None]] = {
 
 
 @pytest.mark.parametrize(("seen", "doubt"), CONFIRM_BUDGET.values(), ids=CONFIRM_BUDGET)
-def test_what_confirms_that_a_budget_is_spent(seen: dict[str, Any], doubt: Doubt | None) -> None:
+def test_spent_budget_is_confirmed_or_doubted(seen: dict[str, Any], doubt: Doubt | None) -> None:
     assert confirm(evidence(**{**OVER, **seen}), Condition.BUDGET).doubt is doubt
 
 
 IDLE = {"elapsed_s": 660.0, "phase_age_s": 300.0, "gpu_idle_s": 300.0, "ram_idle_s": 300.0, "step_beat_age_s": 300.0}
-STILL = {"io_idle_s": 300.0, "page_fault_idle_s": 300.0, "container_cpu_idle_s": 300.0}
+NO_WORK = {"io_idle_s": 300.0, "page_fault_idle_s": 300.0, "container_cpu_idle_s": 300.0}
 WORKING = {"io_idle_s": 0.0, "page_fault_idle_s": 0.0, "container_cpu_idle_s": 0.0}
 
 STEPLESS = {
@@ -196,54 +196,54 @@ STEPLESS = {
     "gpu_idle_s": 0.0,
 }
 NO_INPUT = {"io_idle_s": 580.0, "page_fault_idle_s": 580.0, "container_cpu_idle_s": 0.0}
-PEGGED = {**STEPLESS, **NO_INPUT, "gpu_saturated_s": 580.0, "gpu_last_busy_age_s": 0.0}
-UNSEEN = {
+SATURATED = {**STEPLESS, **NO_INPUT, "gpu_saturated_s": 580.0, "gpu_last_busy_age_s": 0.0}
+UNKNOWN_GPU = {
     **STEPLESS, **NO_INPUT, "container_cpu_idle_s": 580.0, "gpu_idle_s": None, "gpu_unknown": "a MIG slice",
     "gpu_saturated_s": None, "gpu_last_busy_age_s": 580.0,
 }  # fmt: skip
 
 CONFIRM_STUCK: dict[str, tuple[dict[str, Any], Doubt | None]] = {
-    "its GPU is pegged": (
-        PEGGED,
+    "GPU saturated": (
+        SATURATED,
         None,
     ),
-    "it evaluates": ({**PEGGED, "phase": "eval"}, None),
-    "its GPU is unknown": (
-        UNSEEN,
+    "GPU saturated in an evaluation": ({**SATURATED, "phase": "eval"}, None),
+    "GPU unknown": (
+        UNKNOWN_GPU,
         None,
     ),
-    "by what is set": ({**PEGGED, "stuck_after_s": 601.0}, Doubt.UNDER_BOUND),
-    "a step in time": ({**PEGGED, "step_beat_age_s": 599.9}, Doubt.UNDER_BOUND),
-    "it is not armed": ({**PEGGED, "step_beat_age_s": None}, Doubt.NOT_ARMED),
-    "nothing is said of it": ({**PEGGED, "stuck_after_s": None}, Doubt.UNDER_BOUND),
-    "an exporter that tells half": ({**PEGGED, "stuck_idle_s": None}, Doubt.SIGNS_UNKNOWN),
-    "the GPU pauses": ({**PEGGED, "gpu_saturated_s": 579.9}, Doubt.UNDER_BOUND),
-    "the RAM moves": ({**PEGGED, "ram_idle_s": 579.9}, Doubt.UNDER_BOUND),
-    "it reads": ({**PEGGED, "io_idle_s": 579.9}, Doubt.UNDER_BOUND),
-    "it touches memory": ({**PEGGED, "page_fault_idle_s": 579.9}, Doubt.UNDER_BOUND),
-    "RAM unknown": ({**PEGGED, "ram_idle_s": None}, Doubt.SIGNS_UNKNOWN),
-    "I/O unknown": ({**PEGGED, "io_idle_s": None}, Doubt.SIGNS_UNKNOWN),
-    "faults unknown": ({**PEGGED, "page_fault_idle_s": None}, Doubt.SIGNS_UNKNOWN),
-    "an exporter that does not tell of its GPU": (
-        {**PEGGED, "gpu_saturated_s": None, "gpu_last_busy_age_s": None, "container_cpu_idle_s": 9000.0},
+    "longer limit": ({**SATURATED, "stuck_after_s": 601.0}, Doubt.UNDER_BOUND),
+    "step beat within the limit": ({**SATURATED, "step_beat_age_s": 599.9}, Doubt.UNDER_BOUND),
+    "not monitored yet": ({**SATURATED, "step_beat_age_s": None}, Doubt.NOT_ARMED),
+    "no limit": ({**SATURATED, "stuck_after_s": None}, Doubt.UNDER_BOUND),
+    "incomplete evidence": ({**SATURATED, "stuck_idle_s": None}, Doubt.SIGNS_UNKNOWN),
+    "GPU pauses": ({**SATURATED, "gpu_saturated_s": 579.9}, Doubt.UNDER_BOUND),
+    "RAM active": ({**SATURATED, "ram_idle_s": 579.9}, Doubt.UNDER_BOUND),
+    "I/O active": ({**SATURATED, "io_idle_s": 579.9}, Doubt.UNDER_BOUND),
+    "page faults": ({**SATURATED, "page_fault_idle_s": 579.9}, Doubt.UNDER_BOUND),
+    "RAM unknown": ({**SATURATED, "ram_idle_s": None}, Doubt.SIGNS_UNKNOWN),
+    "I/O unknown": ({**SATURATED, "io_idle_s": None}, Doubt.SIGNS_UNKNOWN),
+    "faults unknown": ({**SATURATED, "page_fault_idle_s": None}, Doubt.SIGNS_UNKNOWN),
+    "evidence without the GPU": (
+        {**SATURATED, "gpu_saturated_s": None, "gpu_last_busy_age_s": None, "container_cpu_idle_s": 9000.0},
         Doubt.GPU_UNKNOWN,
     ),
-    "unknown, and was busy": ({**UNSEEN, "gpu_last_busy_age_s": 579.9}, Doubt.UNDER_BOUND),
-    "unknown, and its processes compute": ({**UNSEEN, "container_cpu_idle_s": 1.0}, Doubt.UNDER_BOUND),
-    "unknown, and so is their CPU": ({**UNSEEN, "container_cpu_idle_s": None}, Doubt.GPU_UNKNOWN),
-    "a slow step": ({**PEGGED, "gpu_saturated_s": 0.0, "container_cpu_idle_s": 9000.0}, Doubt.UNDER_BOUND),
-    "its silence is not policed": ({**PEGGED, "stall_timeout_s": 0.0, "stuck_after_s": None}, Doubt.NOT_POLICED),
-    "its process holds no lock": ({**PEGGED, "alive": False, "dead_s": 900.0}, Doubt.NO_LOCK),
+    "GPU unknown now, busy before": ({**UNKNOWN_GPU, "gpu_last_busy_age_s": 579.9}, Doubt.UNDER_BOUND),
+    "GPU unknown, CPU active": ({**UNKNOWN_GPU, "container_cpu_idle_s": 1.0}, Doubt.UNDER_BOUND),
+    "GPU and CPU unknown": ({**UNKNOWN_GPU, "container_cpu_idle_s": None}, Doubt.GPU_UNKNOWN),
+    "slow step": ({**SATURATED, "gpu_saturated_s": 0.0, "container_cpu_idle_s": 9000.0}, Doubt.UNDER_BOUND),
+    "without a stall timeout": ({**SATURATED, "stall_timeout_s": 0.0, "stuck_after_s": None}, Doubt.NOT_POLICED),
+    "its process has no lock": ({**SATURATED, "alive": False, "dead_s": 900.0}, Doubt.NO_LOCK),
 }
 
 
 @pytest.mark.parametrize(("seen", "doubt"), CONFIRM_STUCK.values(), ids=CONFIRM_STUCK)
-def test_what_confirms_that_a_job_is_busy_but_stuck(seen: dict[str, Any], doubt: Doubt | None) -> None:
+def test_busy_but_stuck_job_is_confirmed_or_doubted(seen: dict[str, Any], doubt: Doubt | None) -> None:
     assert confirm(evidence(**seen), Condition.STALL).doubt is doubt
 
 
 SPINS = {
-    **PEGGED,
+    **SATURATED,
     "stuck_after_s": None,
     "stuck_idle_s": None,
     "gang_stuck_after_s": 600.0,
@@ -251,21 +251,21 @@ SPINS = {
 }
 
 CONFIRM_GANG: dict[str, tuple[dict[str, Any], Doubt | None]] = {
-    "its GPU is pegged": (
+    "GPU saturated": (
         {},
         None,
     ),
-    "by what is set": ({"gang_stuck_after_s": 601.0}, Doubt.UNDER_BOUND),
-    "by what is set for its stillness": ({"gang_stuck_idle_s": 581.0}, Doubt.UNDER_BOUND),
-    "a step in time": ({"step_beat_age_s": 599.9}, Doubt.UNDER_BOUND),
-    "it is not armed": ({"step_beat_age_s": None}, Doubt.NOT_ARMED),
-    "it is alone": ({"gang_stuck_after_s": None, "stuck_after_s": 600.0}, Doubt.NO_GANG),
-    "an exporter that tells half": ({"gang_stuck_idle_s": None}, Doubt.SIGNS_UNKNOWN),
-    "the GPU pauses": ({"gpu_saturated_s": 579.9}, Doubt.UNDER_BOUND),
-    "the RAM moves": ({"ram_idle_s": 579.9}, Doubt.UNDER_BOUND),
-    "it reads": ({"io_idle_s": 579.9}, Doubt.UNDER_BOUND),
-    "it touches memory": ({"page_fault_idle_s": 579.9}, Doubt.UNDER_BOUND),
-    "its GPU is unknown": ({"gpu_saturated_s": None, "gpu_last_busy_age_s": 900.0}, Doubt.SIGNS_UNKNOWN),
+    "longer limit": ({"gang_stuck_after_s": 601.0}, Doubt.UNDER_BOUND),
+    "longer limit of inactivity": ({"gang_stuck_idle_s": 581.0}, Doubt.UNDER_BOUND),
+    "step beat within the limit": ({"step_beat_age_s": 599.9}, Doubt.UNDER_BOUND),
+    "not monitored yet": ({"step_beat_age_s": None}, Doubt.NOT_ARMED),
+    "not in a gang": ({"gang_stuck_after_s": None, "stuck_after_s": 600.0}, Doubt.NO_GANG),
+    "incomplete evidence": ({"gang_stuck_idle_s": None}, Doubt.SIGNS_UNKNOWN),
+    "GPU pauses": ({"gpu_saturated_s": 579.9}, Doubt.UNDER_BOUND),
+    "RAM active": ({"ram_idle_s": 579.9}, Doubt.UNDER_BOUND),
+    "I/O active": ({"io_idle_s": 579.9}, Doubt.UNDER_BOUND),
+    "page faults": ({"page_fault_idle_s": 579.9}, Doubt.UNDER_BOUND),
+    "GPU unknown": ({"gpu_saturated_s": None, "gpu_last_busy_age_s": 900.0}, Doubt.SIGNS_UNKNOWN),
     "RAM unknown": ({"ram_idle_s": None}, Doubt.SIGNS_UNKNOWN),
     "I/O unknown": ({"io_idle_s": None}, Doubt.SIGNS_UNKNOWN),
     "faults unknown": ({"page_fault_idle_s": None}, Doubt.SIGNS_UNKNOWN),
@@ -274,57 +274,57 @@ CONFIRM_GANG: dict[str, tuple[dict[str, Any], Doubt | None]] = {
 
 
 @pytest.mark.parametrize(("seen", "doubt"), CONFIRM_GANG.values(), ids=CONFIRM_GANG)
-def test_what_confirms_that_a_rank_spins_as_its_gang_is_said_to(seen: dict[str, Any], doubt: Doubt | None) -> None:
+def test_spinning_rank_of_a_gang_is_confirmed_or_doubted(seen: dict[str, Any], doubt: Doubt | None) -> None:
     assert confirm(evidence(**{**SPINS, **seen}), Condition.GANG).doubt is doubt
 
 
-def test_a_rank_that_spins_is_no_stall_of_its_own() -> None:
+def test_spinning_rank_is_not_a_stall() -> None:
     assert not confirm(evidence(**SPINS), Condition.STALL).confirmed
 
 
 CONFIRM_HEALTH: dict[str, tuple[dict[str, Any], Doubt | None]] = {
-    "idle and still for the window, after the grace": (
+    "idle for the window, after the grace period": (
         {},
         None,
     ),
-    "it never beat": ({"step_beat_age_s": None, "stall_timeout_s": 0.0}, None),
-    "it beats": ({"step_beat_age_s": 0.1}, Doubt.UNDER_BOUND),
-    "it beat within the window": ({"step_beat_age_s": 299.9}, Doubt.UNDER_BOUND),
-    "within the grace and a window": ({"elapsed_s": 659.9}, Doubt.UNDER_BOUND),
-    "without a grace": ({"elapsed_s": 300.0, "health_grace_s": 0.0}, None),
-    "not for the whole window in this phase": ({"phase_age_s": 299.9}, Doubt.UNDER_BOUND),
-    "the GPU was busy within the window": ({"gpu_idle_s": 299.9}, Doubt.UNDER_BOUND),
-    "the RAM moved within the window": ({"ram_idle_s": 299.9}, Doubt.UNDER_BOUND),
-    "the GPU is unknown": ({"gpu_idle_s": None, "gpu_unknown": "GPU-1 is lost"}, Doubt.GPU_UNKNOWN),
+    "no step beat yet": ({"step_beat_age_s": None, "stall_timeout_s": 0.0}, None),
+    "recent step beat": ({"step_beat_age_s": 0.1}, Doubt.UNDER_BOUND),
+    "step beat within the window": ({"step_beat_age_s": 299.9}, Doubt.UNDER_BOUND),
+    "within the grace period and a window": ({"elapsed_s": 659.9}, Doubt.UNDER_BOUND),
+    "without a grace period": ({"elapsed_s": 300.0, "health_grace_s": 0.0}, None),
+    "phase shorter than the window": ({"phase_age_s": 299.9}, Doubt.UNDER_BOUND),
+    "GPU busy within the window": ({"gpu_idle_s": 299.9}, Doubt.UNDER_BOUND),
+    "RAM active within the window": ({"ram_idle_s": 299.9}, Doubt.UNDER_BOUND),
+    "GPU unknown": ({"gpu_idle_s": None, "gpu_unknown": "GPU-1 is lost"}, Doubt.GPU_UNKNOWN),
     "the RAM is unknown": ({"ram_idle_s": None}, Doubt.RAM_UNKNOWN),
     "another window is set": ({"health_window_s": 600.0}, Doubt.UNDER_BOUND),
     "a job without a GPU": ({"health_window_s": None, "health_grace_s": None}, Doubt.NOT_POLICED),
-    "a job that says it is idle": ({"phase": "idle", "health_window_s": None}, Doubt.NOT_POLICED),
-    "no grace is told": ({"health_grace_s": None}, Doubt.NOT_POLICED),
+    "a job in its idle phase": ({"phase": "idle", "health_window_s": None}, Doubt.NOT_POLICED),
+    "grace period unknown": ({"health_grace_s": None}, Doubt.NOT_POLICED),
     "its run time is unknown": ({"elapsed_s": None}, Doubt.TIME_UNKNOWN),
     "its phase's age is unknown": ({"phase_age_s": None}, Doubt.TIME_UNKNOWN),
-    "a load that hangs": ({"phase": "load", **STILL}, None),
-    "a warm load: I/O alone": ({"phase": "load", **STILL, "io_idle_s": 0.0}, Doubt.UNDER_BOUND),
-    "a mapped load: faults alone": ({"phase": "load", **STILL, "page_fault_idle_s": 5.0}, Doubt.UNDER_BOUND),
-    "a load that unpacks: CPU alone": (
-        {"phase": "load", **STILL, "container_cpu_idle_s": 299.9},
+    "a load that hangs": ({"phase": "load", **NO_WORK}, None),
+    "a load with I/O only": ({"phase": "load", **NO_WORK, "io_idle_s": 0.0}, Doubt.UNDER_BOUND),
+    "a load with page faults only": ({"phase": "load", **NO_WORK, "page_fault_idle_s": 5.0}, Doubt.UNDER_BOUND),
+    "a load with CPU only": (
+        {"phase": "load", **NO_WORK, "container_cpu_idle_s": 299.9},
         Doubt.UNDER_BOUND,
     ),
-    "a save whose I/O is unknown": (
-        {"phase": "save", **STILL, "io_idle_s": None, "work_unknown": "not told"},
+    "a save with unknown I/O": (
+        {"phase": "save", **NO_WORK, "io_idle_s": None, "work_unknown": "not read"},
         Doubt.WORK_UNKNOWN,
     ),
-    "a checkpoint whose CPU is unknown": (
-        {"phase": "checkpoint", **STILL, "container_cpu_idle_s": None},
+    "a checkpoint with unknown CPU": (
+        {"phase": "checkpoint", **NO_WORK, "container_cpu_idle_s": None},
         Doubt.WORK_UNKNOWN,
     ),
-    "in its steps work is no sign of life: a driver may spin": (WORKING, None),
+    "in steps, CPU and I/O do not count: a driver may spin": (WORKING, None),
     "its process holds no lock": ({"alive": False, "dead_s": 900.0}, Doubt.NO_LOCK),
 }
 
 
 @pytest.mark.parametrize(("seen", "doubt"), CONFIRM_HEALTH.values(), ids=CONFIRM_HEALTH)
-def test_what_confirms_that_a_gpu_job_does_nothing(seen: dict[str, Any], doubt: Doubt | None) -> None:
+def test_idle_gpu_job_is_confirmed_or_doubted(seen: dict[str, Any], doubt: Doubt | None) -> None:
     assert confirm(evidence(**{**IDLE, **seen}), Condition.HEALTH).doubt is doubt
 
 
@@ -337,24 +337,24 @@ OFF_BUS = {
 }
 
 CONFIRM_LOST: dict[str, tuple[dict[str, Any], Doubt | None]] = {
-    "silent for the window on a GPU that is lost": (
+    "inactive for the window on a lost GPU": (
         {},
         None,
     ),
-    "within the grace for a load: there is nothing to load": ({"elapsed_s": 300.0}, None),
-    "it never beat": ({"step_beat_age_s": None}, None),
-    "lost for less than the window, or busy on another GPU within it": ({"gpu_lost_s": 299.9}, Doubt.UNDER_BOUND),
-    "the RAM moved within the window": ({"ram_idle_s": 299.9}, Doubt.UNDER_BOUND),
-    "it beat within the window": ({"step_beat_age_s": 299.9}, Doubt.UNDER_BOUND),
-    "not for the whole window in this phase": ({"phase_age_s": 299.9}, Doubt.UNDER_BOUND),
+    "within the grace period of a load": ({"elapsed_s": 300.0}, None),
+    "no step beat yet": ({"step_beat_age_s": None}, None),
+    "lost for less than the window": ({"gpu_lost_s": 299.9}, Doubt.UNDER_BOUND),
+    "RAM active within the window": ({"ram_idle_s": 299.9}, Doubt.UNDER_BOUND),
+    "step beat within the window": ({"step_beat_age_s": 299.9}, Doubt.UNDER_BOUND),
+    "phase shorter than the window": ({"phase_age_s": 299.9}, Doubt.UNDER_BOUND),
     "its phase's age is unknown": ({"phase_age_s": None}, Doubt.TIME_UNKNOWN),
     "another window is set": ({"health_window_s": 600.0}, Doubt.UNDER_BOUND),
     "a job without a GPU": ({"health_window_s": None, "health_grace_s": None}, Doubt.NOT_POLICED),
     "another GPU is unknown": ({"gpu_lost_s": None}, Doubt.GPU_UNKNOWN),
     "the RAM is unknown": ({"ram_idle_s": None}, Doubt.RAM_UNKNOWN),
-    "a load that hangs": ({"phase": "load", **STILL}, None),
-    "a checkpoint that is written": ({"phase": "checkpoint", **STILL, "io_idle_s": 0.0}, Doubt.UNDER_BOUND),
-    "what is told as lost and as measured idle is judged as idle": (
+    "a load that hangs": ({"phase": "load", **NO_WORK}, None),
+    "a checkpoint with I/O": ({"phase": "checkpoint", **NO_WORK, "io_idle_s": 0.0}, Doubt.UNDER_BOUND),
+    "a GPU reported as lost and as idle counts as idle": (
         {"gpu_idle_s": 300.0, "elapsed_s": 659.9},
         Doubt.UNDER_BOUND,
     ),
@@ -363,23 +363,23 @@ CONFIRM_LOST: dict[str, tuple[dict[str, Any], Doubt | None]] = {
 
 
 @pytest.mark.parametrize(("seen", "doubt"), CONFIRM_LOST.values(), ids=CONFIRM_LOST)
-def test_what_confirms_that_a_job_hangs_on_a_lost_gpu(seen: dict[str, Any], doubt: Doubt | None) -> None:
+def test_job_on_a_lost_gpu_is_confirmed_or_doubted(seen: dict[str, Any], doubt: Doubt | None) -> None:
     assert confirm(evidence(**{**OFF_BUS, **seen}), Condition.HEALTH).doubt is doubt
 
 
-def test_a_lost_gpu_is_no_idle_one_to_a_stall() -> None:
+def test_lost_gpu_does_not_confirm_a_stall() -> None:
     assert confirm(evidence(**OFF_BUS), Condition.STALL).doubt is Doubt.GPU_UNKNOWN
 
 
 @pytest.mark.parametrize("phase", ["load", "eval", "save", "checkpoint"])
 @pytest.mark.parametrize("working", [False, True])
-def test_a_stall_where_work_counts_is_one_without_work_alone(phase: str, working: bool) -> None:
-    confirmed = confirm(evidence(phase=phase, **(WORKING if working else STILL)), Condition.STALL).confirmed
+def test_stall_in_a_working_phase_needs_no_work(phase: str, working: bool) -> None:
+    confirmed = confirm(evidence(phase=phase, **(WORKING if working else NO_WORK)), Condition.STALL).confirmed
 
     assert confirmed is not working
 
 
-def test_every_trip_has_local_evidence_of_its_own_and_what_has_none_confirms_nothing(
+def test_every_condition_has_a_check_and_one_without_is_never_confirmed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     others = (

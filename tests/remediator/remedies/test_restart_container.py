@@ -1,4 +1,4 @@
-"""The remedy for servers as truth tables: what it decides from which facts, with a sentence a row."""
+"""The remedy `restart_container` as truth tables."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,79 +55,83 @@ ANSWERS = server(probe_failing_s=0.0)
 LATE = {"free_for_s": LIMITS.restart_timeout_s}
 
 
-def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_servers() -> None:
+def test_remedy_has_the_name_of_the_rules_and_is_about_servers() -> None:
     remedy = REMEDIES["restart_container"]
 
     assert (remedy.decide, remedy.conditions, remedy.subject) == (decide, CONFIRMABLE, Subject.SERVER)
     assert {Condition.SERVER} == CONFIRMABLE
 
 
-# --- what counts as a server that is wedged
+# --- a hung server
 
 CONFIRM: dict[str, tuple[dict[str, Any], Doubt | None]] = {
-    "silent, every GPU idle, RAM still": (
+    "no answer, GPUs idle, RAM idle": (
         {},
         None,
     ),
     "by its own health check": ({"probe": "docker"}, None),
-    "exactly as long as is allowed": (
+    "exactly at the timeout": (
         {"probe_failing_s": 120.0, "gpu_idle_s": 120.0, "ram_idle_s": 120.0, "io_idle_s": 120.0},
         None,
     ),
-    "a hair less": ({"probe_failing_s": 119.999}, Doubt.UNDER_BOUND),
-    "its owner allows more": ({"restart_after_s": 600.0}, Doubt.UNDER_BOUND),
+    "just under the timeout": ({"probe_failing_s": 119.999}, Doubt.UNDER_BOUND),
+    "longer timeout by its owner": ({"restart_after_s": 600.0}, Doubt.UNDER_BOUND),
     "it answers": ({"probe_failing_s": 0.0}, Doubt.UNDER_BOUND),
     "it never answered in this incarnation": ({"answered": False}, Doubt.NEVER_ANSWERED),
-    "whether it ever answered is unknown": ({"answered": None}, Doubt.NEVER_ANSWERED),
-    "it was not asked lately": (
-        {"probe_failing_s": None, "probe_unknown": "it was not asked lately"},
+    "earlier answers unknown": ({"answered": None}, Doubt.NEVER_ANSWERED),
+    "not probed recently": (
+        {"probe_failing_s": None, "probe_unknown": "not probed recently"},
         Doubt.ANSWER_UNKNOWN,
     ),
-    "nobody says why it was not asked": ({"probe_failing_s": None}, Doubt.ANSWER_UNKNOWN),
+    "probe unknown without a reason": ({"probe_failing_s": None}, Doubt.ANSWER_UNKNOWN),
     "its GPU is busy": ({"gpu_idle_s": 0.0}, Doubt.UNDER_BOUND),
     "its GPU is unknown": ({"gpu_idle_s": None, "gpu_unknown": "GPU-1 is lost"}, Doubt.GPU_UNKNOWN),
-    "its GPU is unknown and nobody says why": ({"gpu_idle_s": None}, Doubt.GPU_UNKNOWN),
-    "its RAM moves": ({"ram_idle_s": 3.0}, Doubt.UNDER_BOUND),
+    "its GPU is unknown without a reason": ({"gpu_idle_s": None}, Doubt.GPU_UNKNOWN),
+    "its RAM is active": ({"ram_idle_s": 3.0}, Doubt.UNDER_BOUND),
     "its RAM is unknown": ({"ram_idle_s": None, "ram_unknown": "cgroup gone"}, Doubt.RAM_UNKNOWN),
-    "its RAM is unknown and nobody says why": ({"ram_idle_s": None}, Doubt.RAM_UNKNOWN),
-    "it reads, as one that loads from a network does": ({"io_idle_s": 0.0}, Doubt.UNDER_BOUND),
-    "it read within the silence": ({"io_idle_s": 119.9}, Doubt.UNDER_BOUND),
-    "its I/O is unknown": ({"io_idle_s": None, "work_unknown": "not told"}, Doubt.WORK_UNKNOWN),
-    "its I/O is unknown and nobody says why": ({"io_idle_s": None}, Doubt.WORK_UNKNOWN),
-    "it spins, as one that hangs in a driver may": ({"container_cpu_idle_s": 0.0}, None),
-    "it is not asked: its labels are wrong": (
+    "its RAM is unknown without a reason": ({"ram_idle_s": None}, Doubt.RAM_UNKNOWN),
+    "I/O active: it may load from a network": ({"io_idle_s": 0.0}, Doubt.UNDER_BOUND),
+    "I/O active within the timeout": ({"io_idle_s": 119.9}, Doubt.UNDER_BOUND),
+    "its I/O is unknown": ({"io_idle_s": None, "work_unknown": "not read"}, Doubt.WORK_UNKNOWN),
+    "its I/O is unknown without a reason": ({"io_idle_s": None}, Doubt.WORK_UNKNOWN),
+    "CPU active: it may spin in a driver": ({"container_cpu_idle_s": 0.0}, None),
+    "not probed: invalid labels": (
         {"probe": None, "restart_after_s": None, "probe_unknown": "its host must be localhost"},
         Doubt.NOT_PROBED,
     ),
-    "it is not asked: it has no such labels": ({"probe": None}, Doubt.NOT_PROBED),
-    "no silence is told": ({"restart_after_s": None}, Doubt.NOT_PROBED),
-    "a simulated GPU says so": ({"gpu_simulated": True}, None),
+    "not probed: no labels": ({"probe": None}, Doubt.NOT_PROBED),
+    "timeout unknown": ({"restart_after_s": None}, Doubt.NOT_PROBED),
+    "a simulated GPU": ({"gpu_simulated": True}, None),
 }
 
 
 @pytest.mark.parametrize(("seen", "doubt"), CONFIRM.values(), ids=CONFIRM)
-def test_what_confirms_a_silent_server(seen: dict[str, Any], doubt: Doubt | None) -> None:
+def test_hung_server_is_confirmed_or_doubted(seen: dict[str, Any], doubt: Doubt | None) -> None:
     assert confirm(server(**seen), Condition.SERVER).doubt is doubt
 
 
-def test_a_trip_without_a_condition_confirms_nothing() -> None:
+def test_condition_of_another_remedy_is_never_confirmed() -> None:
     assert confirm(server(), Condition.STALL).doubt is Doubt.NO_CONDITION
 
 
 SEVERAL: dict[str, tuple[frozenset[Condition], frozenset[Condition], Condition | None]] = {
-    "the first is so": (frozenset({Condition.SERVER, Condition.VRAM}), frozenset({Condition.SERVER}), Condition.SERVER),
-    "only the second is so": (
+    "the first is met": (
+        frozenset({Condition.SERVER, Condition.VRAM}),
+        frozenset({Condition.SERVER}),
+        Condition.SERVER,
+    ),
+    "only the second is met": (
         frozenset({Condition.SERVER, Condition.VRAM}),
         frozenset({Condition.VRAM}),
         Condition.VRAM,
     ),
-    "neither is so": (frozenset({Condition.SERVER, Condition.VRAM}), frozenset(), None),
+    "neither is met": (frozenset({Condition.SERVER, Condition.VRAM}), frozenset(), None),
     "the second was not reported": (frozenset({Condition.SERVER}), frozenset({Condition.VRAM}), None),
 }
 
 
 @pytest.mark.parametrize(("reported", "met", "by"), SEVERAL.values(), ids=SEVERAL)
-def test_any_reported_condition_may_confirm_and_names_the_episode(
+def test_any_reported_condition_confirms_and_becomes_that_of_the_episode(
     reported: frozenset[Condition], met: frozenset[Condition], by: Condition | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def check(condition: Condition) -> Callable[[ServerFacts], Finding]:
@@ -143,7 +147,7 @@ def test_any_reported_condition_may_confirm_and_names_the_episode(
     assert isinstance(stopped, Stop if by else Wait)
 
 
-def test_the_sentence_names_every_figure_and_its_bound_or_why_one_is_unknown() -> None:
+def test_message_names_every_figure_or_why_it_is_unknown() -> None:
     figures = {"probe_failing_s": 131.0, "gpu_idle_s": 132.0, "ram_idle_s": 133.0, "io_idle_s": 134.0}
     message = confirm(server(**figures), Condition.SERVER).message
 
@@ -151,25 +155,25 @@ def test_the_sentence_names_every_figure_and_its_bound_or_why_one_is_unknown() -
     assert "cgroup gone" in confirm(server(ram_idle_s=None, ram_unknown="cgroup gone"), Condition.SERVER).message
 
 
-# --- before anything is promised
+# --- before the intent
 
 WAITS: dict[str, tuple[Facts, str]] = {
     "the exporter does not answer": (server_facts(server=None, unknown="no answer"), Reason.NO_EVIDENCE),
-    "the exporter's look is stale": (server_facts(server=server(sample_age_s=5.1)), Reason.STALE_EVIDENCE),
+    "the sample is stale": (server_facts(server=server(sample_age_s=5.1)), Reason.STALE_EVIDENCE),
     "it is not confirmed": (server_facts(server=server(gpu_idle_s=0.0)), Reason.UNCONFIRMED),
-    "whether workers live in it is unknown": (server_facts(server=server(workers=None)), Reason.UNCONFIRMED),
+    "its workers are unknown": (server_facts(server=server(workers=None)), Reason.UNCONFIRMED),
     "the engine does not answer": (server_facts(container=None, container_known=False), Reason.NO_CONTAINER),
     "it is paused": (server_facts(container=container(paused=True)), Reason.CONTAINER_PAUSED),
-    "the exporter misses it in one listing": (server_facts(server=UNLISTED), Reason.NO_CONTAINER),
-    "the exporter misses it, and the engine does not answer": (
+    "the exporter does not list it": (server_facts(server=UNLISTED), Reason.NO_CONTAINER),
+    "the exporter does not list it, and the engine does not answer": (
         server_facts(server=UNLISTED, container=None, container_known=False, unknown="no daemon"),
         Reason.NO_CONTAINER,
     ),
-    "the exporter misses it, and the engine cannot be asked": (
+    "the exporter does not list it, no engine": (
         server_facts(server=UNLISTED, container=None, container_known=False),
         Reason.NO_CONTAINER,
     ),
-    "a dry run that has said so": (
+    "a recorded dry run": (
         server_facts(armed=False, episode=server_episode(would_act=True)),
         Reason.DRY_RUN,
     ),
@@ -177,7 +181,7 @@ WAITS: dict[str, tuple[Facts, str]] = {
 
 
 @pytest.mark.parametrize(("given", "reason"), WAITS.values(), ids=WAITS)
-def test_it_waits_while_the_alert_fires_when(given: Facts, reason: str) -> None:
+def test_waits_while_the_alert_fires(given: Facts, reason: str) -> None:
     step = decide(given)
 
     assert isinstance(step, Wait)
@@ -185,7 +189,7 @@ def test_it_waits_while_the_alert_fires_when(given: Facts, reason: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in WAITS if "dry run" not in name])
-def test_it_lets_go_once_the_alert_has_ended_when(name: str) -> None:
+def test_closes_when_the_alert_is_resolved(name: str) -> None:
     given, reason = WAITS[name]
 
     step = decide(replace(given, episode=replace(given.episode, firing=False)))
@@ -200,12 +204,12 @@ CLOSES: dict[str, tuple[Facts, Outcome, Reason]] = {
         Outcome.REFUSED,
         Reason.NOT_MANAGED,
     ),
-    "its engine removes it when it ends": (
+    "its engine removes it at its end": (
         server_facts(container=container(vanishes=True)),
         Outcome.REFUSED,
         Reason.NOT_RESTARTABLE,
     ),
-    "a worker lives in it": (server_facts(server=server(workers=1)), Outcome.REFUSED, Reason.HAS_WORKERS),
+    "it has a worker": (server_facts(server=server(workers=1)), Outcome.REFUSED, Reason.HAS_WORKERS),
     "Docker's policy restarted it": (
         server_facts(
             server=server(container_incarnation=REBORN, probe_failing_s=0.0), container=container(incarnation=REBORN)
@@ -213,17 +217,17 @@ CLOSES: dict[str, tuple[Facts, Outcome, Reason]] = {
         Outcome.SUPERSEDED,
         Reason.REPLACED,
     ),
-    "autoheal restarted it after the exporter's last look": (
+    "autoheal restarted it after the last sample": (
         server_facts(container=container(incarnation=REBORN)),
         Outcome.SUPERSEDED,
         Reason.ENDED_ELSEWHERE,
     ),
-    "a person stopped it": (
+    "an operator stopped it": (
         server_facts(server=UNLISTED, container=stopped()),
         Outcome.SUPERSEDED,
         Reason.ENDED_ELSEWHERE,
     ),
-    "a person removed it, and it is not listed": (
+    "an operator removed it, and it is not listed": (
         server_facts(server=UNLISTED, container=None),
         Outcome.SUPERSEDED,
         Reason.ENDED_ELSEWHERE,
@@ -233,18 +237,18 @@ CLOSES: dict[str, tuple[Facts, Outcome, Reason]] = {
         Outcome.SUPERSEDED,
         Reason.ENDED_ELSEWHERE,
     ),
-    "a person stopped it after the exporter's last look": (
+    "an operator stopped it after the last sample": (
         server_facts(container=stopped()),
         Outcome.SUPERSEDED,
         Reason.ENDED_ELSEWHERE,
     ),
-    "it ended by itself, and Docker is about to restart it": (
+    "it exited, and Docker is about to restart it": (
         server_facts(container=stopped(cgroup=None)),
         Outcome.SUPERSEDED,
         Reason.ENDED_ELSEWHERE,
     ),
-    "a person removed it": (server_facts(container=None), Outcome.SUPERSEDED, Reason.ENDED_ELSEWHERE),
-    "another container bears its name now": (
+    "an operator removed it": (server_facts(container=None), Outcome.SUPERSEDED, Reason.ENDED_ELSEWHERE),
+    "another container has its name": (
         server_facts(server=server(container_id="d" * 64, container_incarnation="d@1")),
         Outcome.SUPERSEDED,
         Reason.REPLACED,
@@ -254,14 +258,14 @@ CLOSES: dict[str, tuple[Facts, Outcome, Reason]] = {
 
 @pytest.mark.parametrize("armed", [True, False])
 @pytest.mark.parametrize(("given", "outcome", "reason"), CLOSES.values(), ids=CLOSES)
-def test_it_is_over_before_it_began_when(given: Facts, outcome: Outcome, reason: Reason, armed: bool) -> None:
+def test_closes_before_the_intent(given: Facts, outcome: Outcome, reason: Reason, armed: bool) -> None:
     step = decide(replace(given, armed=armed))
 
     assert isinstance(step, Close)
     assert (step.outcome, step.reason) == (outcome, reason)
 
 
-def test_a_confirmed_silence_is_begun_without_a_job_to_settle() -> None:
+def test_confirmed_server_is_begun_without_a_settle() -> None:
     step = decide(server_facts())
 
     assert isinstance(step, Begin)
@@ -270,55 +274,55 @@ def test_a_confirmed_silence_is_begun_without_a_job_to_settle() -> None:
     assert (step.gpus, step.pids, step.cgroup) == (("GPU-0",), PIDS, "/sys/fs/cgroup/docker/c1")
 
 
-def test_a_dry_run_says_what_it_would_do() -> None:
+def test_dry_run_names_the_action() -> None:
     step = decide(server_facts(armed=False))
 
     assert isinstance(step, WouldAct)
     assert confirm(server(), Condition.SERVER).message in step.message
 
 
-# --- once it is promised
+# --- after the intent
 
 STEPS: dict[str, tuple[Facts, type[Step]]] = {
-    "planned, and silent still": (server_facts(PLANNED), Stop),
-    "planned, and disarmed since": (server_facts(PLANNED, armed=False), Wait),
-    "planned, and it answers": (server_facts(PLANNED, server=server(probe_failing_s=0.0)), Wait),
-    "planned, and it answers for longer than patience lasts": (
+    "planned, no answer": (server_facts(PLANNED), Stop),
+    "planned, disarmed": (server_facts(PLANNED, armed=False), Wait),
+    "planned, answers": (server_facts(PLANNED, server=server(probe_failing_s=0.0)), Wait),
+    "planned, answers past the timeout": (
         server_facts(PLANNED, server=server(probe_failing_s=0.0), **LATE),
         Withdraw,
     ),
-    "planned, and the exporter is silent": (server_facts(PLANNED, server=None), Wait),
-    "planned, and the exporter's look is stale": (server_facts(PLANNED, server=server(sample_age_s=5.1)), Wait),
-    "planned, and the exporter saw another incarnation": (
+    "planned, no exporter": (server_facts(PLANNED, server=None), Wait),
+    "planned, stale sample": (server_facts(PLANNED, server=server(sample_age_s=5.1)), Wait),
+    "planned, another incarnation in the sample": (
         server_facts(PLANNED, server=server(container_incarnation=REBORN)),
         Wait,
     ),
-    "planned, and a worker has moved in": (server_facts(PLANNED, server=server(workers=1)), Wait),
-    "planned, and whether a worker has is unknown": (server_facts(PLANNED, server=server(workers=None)), Wait),
-    "planned, and paused": (server_facts(PLANNED, container=container(paused=True)), Wait),
-    "planned, and the engine is gone from the facts": (server_facts(PLANNED, container=None), Withdraw),
-    "planned, and the engine does not answer": (
+    "planned, has a worker": (server_facts(PLANNED, server=server(workers=1)), Wait),
+    "planned, workers unknown": (server_facts(PLANNED, server=server(workers=None)), Wait),
+    "planned, container paused": (server_facts(PLANNED, container=container(paused=True)), Wait),
+    "planned, container removed": (server_facts(PLANNED, container=None), Withdraw),
+    "planned, no engine": (
         server_facts(PLANNED, container=None, container_known=False),
         Wait,
     ),
-    "planned, and a person stopped it": (server_facts(PLANNED, container=stopped()), Withdraw),
-    "planned, and Docker or autoheal restarted it": (
+    "planned, stopped by an operator": (server_facts(PLANNED, container=stopped()), Withdraw),
+    "planned, restarted by Docker or autoheal": (
         server_facts(PLANNED, container=container(incarnation=REBORN)),
         Withdraw,
     ),
-    "stopping, and it still runs": (server_facts(STOPPING), Stop),
-    "stopping, and it runs and answers again": (server_facts(STOPPING, server=ANSWERS), Wait),
-    "stopping, and it runs and answers for longer than patience lasts": (
+    "stopping, runs": (server_facts(STOPPING), Stop),
+    "stopping, runs and answers": (server_facts(STOPPING, server=ANSWERS), Wait),
+    "stopping, runs and answers past the timeout": (
         server_facts(STOPPING, server=ANSWERS, **LATE),
         Advance,
     ),
-    "stopping, and it runs and the exporter is silent": (server_facts(STOPPING, server=None), Wait),
-    "stopping, and it runs and a worker has moved in": (server_facts(STOPPING, server=server(workers=1)), Wait),
-    "stopping, down, and its processes are still in its cgroup": (
+    "stopping, runs, no exporter": (server_facts(STOPPING, server=None), Wait),
+    "stopping, runs, has a worker": (server_facts(STOPPING, server=server(workers=1)), Wait),
+    "stopping, down, processes in its cgroup": (
         server_facts(STOPPING, container=stopped(pids=PIDS), server=None),
         Stop,
     ),
-    "stopping, and autoheal restarted it meanwhile": (
+    "stopping, restarted by autoheal": (
         server_facts(
             STOPPING,
             container=container(incarnation=REBORN, pids=frozenset({5001})),
@@ -326,34 +330,34 @@ STEPS: dict[str, tuple[Facts, type[Step]]] = {
         ),
         Advance,
     ),
-    "stopping, down, and off its GPUs": (server_facts(STOPPING, container=stopped(), server=GONE_FROM_GPUS), Advance),
-    "stopping, down, and the driver still lists it": (server_facts(STOPPING, container=stopped()), Wait),
-    "stopping, and it cannot be killed": (
+    "stopping, down, off its GPUs": (server_facts(STOPPING, container=stopped(), server=GONE_FROM_GPUS), Advance),
+    "stopping, down, listed by the driver": (server_facts(STOPPING, container=stopped()), Wait),
+    "stopping, unkillable": (
         server_facts(free(Stage.STOPPING, tries=9), **LATE),
         Quarantine,
     ),
     "dead": (server_facts(DEAD, container=stopped(), server=GONE_FROM_GPUS), Start),
-    "dead, and somebody has started it": (server_facts(DEAD, container=container(incarnation=REBORN)), Advance),
-    "dead, and removed": (server_facts(DEAD, container=None), Advance),
-    "starting, and it runs": (server_facts(STARTING, container=container(incarnation=REBORN)), Advance),
-    "starting, and a person has stopped it since": (
+    "dead, started by another program": (server_facts(DEAD, container=container(incarnation=REBORN)), Advance),
+    "dead, removed": (server_facts(DEAD, container=None), Advance),
+    "starting, runs": (server_facts(STARTING, container=container(incarnation=REBORN)), Advance),
+    "starting, stopped by an operator": (
         server_facts(STARTING, container=stopped(incarnation=REBORN)),
         Advance,
     ),
-    "starting, and it does not run yet": (server_facts(STARTING, container=stopped()), Start),
+    "starting, does not run yet": (server_facts(STARTING, container=stopped()), Start),
     "done": (server_facts(free(Stage.DONE)), Close),
     "abandoned": (server_facts(free(Stage.ABANDONED)), Close),
 }
 
 
 @pytest.mark.parametrize(("given", "step"), STEPS.values(), ids=STEPS)
-def test_what_comes_next_when_it_is(given: Facts, step: type[Step]) -> None:
+def test_next_step(given: Facts, step: type[Step]) -> None:
     assert type(decide(given)) is step
 
 
-def test_what_a_stop_did_not_end_and_what_answers_again_is_left_running_for_a_person_to_look() -> None:
-    waits = decide(STEPS["stopping, and it runs and answers again"][0])
-    leaves = decide(STEPS["stopping, and it runs and answers for longer than patience lasts"][0])
+def test_server_that_answers_after_a_failed_stop_is_left_running() -> None:
+    waits = decide(STEPS["stopping, runs and answers"][0])
+    leaves = decide(STEPS["stopping, runs and answers past the timeout"][0])
 
     assert isinstance(waits, Wait)
     assert waits.reason == Reason.UNCONFIRMED
@@ -362,14 +366,14 @@ def test_what_a_stop_did_not_end_and_what_answers_again_is_left_running_for_a_pe
 
 
 @pytest.mark.parametrize("name", [name for name in STEPS if name.startswith("planned")])
-def test_nothing_is_started_that_we_did_not_stop(name: str) -> None:
+def test_server_that_was_not_stopped_is_not_started(name: str) -> None:
     assert not isinstance(decide(STEPS[name][0]), Start)
     assert not isinstance(decide(STEPS[name][0]), Advance)
 
 
-def test_what_restarted_by_itself_while_it_was_stopped_counts_as_dead_and_is_not_started() -> None:
-    dead = decide(STEPS["stopping, and autoheal restarted it meanwhile"][0])
-    done = decide(STEPS["dead, and somebody has started it"][0])
+def test_server_restarted_during_the_stop_is_dead_and_not_started() -> None:
+    dead = decide(STEPS["stopping, restarted by autoheal"][0])
+    done = decide(STEPS["dead, started by another program"][0])
 
     assert isinstance(dead, Advance)
     assert (dead.kind, dead.stage) == (Kind.FREE, Stage.DEAD)
@@ -377,10 +381,10 @@ def test_what_restarted_by_itself_while_it_was_stopped_counts_as_dead_and_is_not
     assert (done.stage, done.reason) == (Stage.DONE, Reason.STARTED_ELSEWHERE)
 
 
-def test_a_freed_server_is_mended_and_one_that_was_given_up_is_not() -> None:
-    mended, partly = decide(STEPS["done"][0]), decide(STEPS["abandoned"][0])
+def test_restarted_server_is_fixed_and_an_abandoned_one_partly() -> None:
+    fixed, partly = decide(STEPS["done"][0]), decide(STEPS["abandoned"][0])
 
-    assert isinstance(mended, Close)
-    assert mended.outcome is Outcome.FIXED
+    assert isinstance(fixed, Close)
+    assert fixed.outcome is Outcome.FIXED
     assert isinstance(partly, Close)
     assert partly.outcome is Outcome.PARTLY

@@ -1,4 +1,4 @@
-"""The remedy as truth tables: what it decides from which facts, with a sentence a row."""
+"""The remedy `restart_worker` as truth tables."""
 
 from dataclasses import replace
 from typing import Any
@@ -50,20 +50,20 @@ from tests.remediator.remedies.test_job_conditions import DEAD, SPINS
 pytestmark = pytest.mark.pure
 
 
-def test_the_remedy_is_found_by_the_name_that_rules_use() -> None:
+def test_remedy_has_the_name_of_the_rules() -> None:
     assert REMEDIES["restart_worker"].decide is decide
 
 
 @pytest.mark.parametrize(
     ("conditions", "begins"),
     [
-        pytest.param(frozenset({Condition.GANG}), True, id="while the gang is said to be stuck"),
-        pytest.param(frozenset(), False, id="not once nobody says so any more"),
-        pytest.param(frozenset({Condition.STALL}), False, id="nor for what else is said of it"),
+        pytest.param(frozenset({Condition.GANG}), True, id="gang reported as stuck"),
+        pytest.param(frozenset(), False, id="report ended"),
+        pytest.param(frozenset({Condition.STALL}), False, id="another condition reported"),
     ],
 )
-def test_a_rank_is_freed_for_its_gang(conditions: frozenset[Condition], begins: bool) -> None:
-    """That the other ranks spin too, local evidence cannot tell."""
+def test_spinning_rank_is_restarted_while_its_gang_is_reported(conditions: frozenset[Condition], begins: bool) -> None:
+    """Local evidence does not show whether the other ranks spin."""
     step = decide(facts(episode=episode(condition=Condition.GANG, conditions=conditions), evidence=evidence(**SPINS)))
 
     assert isinstance(step, Begin) is begins
@@ -71,10 +71,10 @@ def test_a_rank_is_freed_for_its_gang(conditions: frozenset[Condition], begins: 
 
 
 @pytest.mark.parametrize(
-    "conditions", [frozenset({Condition.GANG}), frozenset()], ids=["while its gang is", "or nobody says so"]
+    "conditions", [frozenset({Condition.GANG}), frozenset()], ids=["gang reported", "report ended"]
 )
-def test_a_rank_that_was_fenced_is_stopped_while_it_spins(conditions: frozenset[Condition]) -> None:
-    """Its attempt is over, whatever the others do: one scrape that fails must not let its process live on."""
+def test_fenced_rank_is_stopped_while_it_spins(conditions: frozenset[Condition]) -> None:
+    """Its attempt is over, so one failed scrape must not keep its process alive."""
     owed = episode(free(Stage.PLANNED), settle(Stage.FENCED), condition=Condition.GANG, conditions=conditions)
 
     spins = decide(facts(episode=owed, job=FENCED_JOB, evidence=evidence(**SPINS)))
@@ -85,9 +85,11 @@ def test_a_rank_that_was_fenced_is_stopped_while_it_spins(conditions: frozenset[
 
 
 @pytest.mark.parametrize(
-    ("conditions", "fences"), [(frozenset({Condition.GANG}), True), (frozenset(), False)], ids=["on", "over"]
+    ("conditions", "fences"),
+    [(frozenset({Condition.GANG}), True), (frozenset(), False)],
+    ids=["gang reported", "report ended"],
 )
-def test_a_rank_is_fenced_only_while_its_gang_is_stuck(conditions: frozenset[Condition], fences: bool) -> None:
+def test_rank_is_fenced_only_while_its_gang_is_reported(conditions: frozenset[Condition], fences: bool) -> None:
     owed = episode(free(Stage.PLANNED), settle(Stage.PLANNED), condition=Condition.GANG, conditions=conditions)
 
     step = decide(facts(episode=owed, evidence=evidence(**SPINS)))
@@ -95,36 +97,36 @@ def test_a_rank_is_fenced_only_while_its_gang_is_stuck(conditions: frozenset[Con
     assert isinstance(step, Fence) is fences
 
 
-# --- a worker whose process is gone (A14)
+# --- a dead worker (A14)
 
 GONE = evidence(alive=False, dead_s=31.0, container_workers=0, heartbeat_age_s=40.0, cpu_idle_s=None)
 DEAD_WORKER = episode(condition=Condition.DEAD_WORKER, conditions=frozenset({Condition.DEAD_WORKER}))
 DOWN_WITH_IT = stopped(cgroup=None)
 
 
-@pytest.mark.parametrize("place", [container(), DOWN_WITH_IT], ids=["its container is up", "its container is down"])
-def test_a_worker_that_is_gone_has_its_container_freed_up_or_down(place: ContainerState) -> None:
+@pytest.mark.parametrize("place", [container(), DOWN_WITH_IT], ids=["container up", "container down"])
+def test_container_of_a_dead_worker_is_restarted(place: ContainerState) -> None:
     step = decide(facts(episode=DEAD_WORKER, evidence=GONE, container=place))
 
     assert isinstance(step, Begin)
     assert (step.condition, step.free_key, step.settle_key) == (Condition.DEAD_WORKER, KEY, "7/1")
 
 
-def test_a_worker_that_is_gone_from_a_container_with_another_live_one_is_refused() -> None:
+def test_dead_worker_in_a_shared_container_is_refused() -> None:
     step = decide(facts(episode=DEAD_WORKER, evidence=replace(GONE, container_workers=1)))
 
     assert isinstance(step, Close)
     assert (step.outcome, step.reason) == (Outcome.REFUSED, Reason.SHARED_CONTAINER)
 
 
-def test_a_worker_that_is_gone_from_a_container_that_was_started_since_is_waited_for() -> None:
+def test_dead_worker_in_a_restarted_container_waits() -> None:
     step = decide(facts(episode=DEAD_WORKER, evidence=GONE, container=container(incarnation=REBORN)))
 
     assert isinstance(step, Wait)
     assert step.reason == Reason.RESTARTED
 
 
-def test_a_worker_that_is_gone_from_a_container_that_a_person_stopped_has_its_job_settled_and_is_left_down() -> None:
+def test_dead_worker_in_a_container_left_down_is_settled_and_not_started() -> None:
     left = replace(DOWN_WITH_IT, left_down=True)
     would = decide(facts(episode=DEAD_WORKER, evidence=GONE, container=left, armed=False))
     owed = replace(DEAD_WORKER, free=free(Stage.DEAD, pids=[], gpus=[]), settle=settle(Stage.FENCED))
@@ -138,7 +140,7 @@ def test_a_worker_that_is_gone_from_a_container_that_a_person_stopped_has_its_jo
     assert then.stage is Stage.DONE
 
 
-def test_a_container_that_is_down_is_fenced_seen_dead_settled_and_started_and_never_stopped() -> None:
+def test_container_that_is_down_is_settled_and_started_without_a_stop() -> None:
     def owed(stage: Stage, settled: Stage) -> Episode:
         return replace(DEAD_WORKER, free=free(stage, pids=[], gpus=[]), settle=settle(settled))
 
@@ -153,7 +155,7 @@ def test_a_container_that_is_down_is_fenced_seen_dead_settled_and_started_and_ne
     assert isinstance(step(Stage.DEAD, Stage.DONE), Start)
 
 
-def test_a_container_that_stays_up_is_stopped_while_its_worker_is_gone_still() -> None:
+def test_running_container_is_stopped_while_its_worker_is_dead() -> None:
     owed = replace(DEAD_WORKER, free=free(Stage.PLANNED), settle=settle(Stage.FENCED))
 
     assert isinstance(decide(facts(episode=owed, evidence=GONE, job=FENCED_JOB)), Stop)
@@ -166,19 +168,19 @@ BEATS = {"heartbeat_age_s": 1.0, "cpu_idle_s": 0.0}
 STEPS = {"step_beat_age_s": 0.2}
 
 REPORTED: dict[str, tuple[frozenset[Condition], Condition, dict[str, Any], Condition | None]] = {
-    "both are so: the one that opened it": (BOTH, Condition.STALL, DEAD, Condition.STALL),
-    "both are so, and the other opened it": (BOTH, Condition.DEAD_WORKER, DEAD, Condition.DEAD_WORKER),
-    "only the later one is so": (BOTH, Condition.STALL, {**DEAD, **STEPS}, Condition.DEAD_WORKER),
-    "only the first one is so": (BOTH, Condition.STALL, BEATS, Condition.STALL),
-    "only the first one is so, and the second opened it": (BOTH, Condition.DEAD_WORKER, BEATS, Condition.STALL),
-    "neither is so": (BOTH, Condition.STALL, {**BEATS, **STEPS}, None),
-    "what nobody reported is not looked for": (frozenset({Condition.STALL}), Condition.STALL, {**DEAD, **STEPS}, None),
-    "what was reported counts still when its alert has ended": (frozenset(), Condition.STALL, BEATS, Condition.STALL),
+    "both are met: the first of the episode": (BOTH, Condition.STALL, DEAD, Condition.STALL),
+    "both are met, the other opened the episode": (BOTH, Condition.DEAD_WORKER, DEAD, Condition.DEAD_WORKER),
+    "only the later one is met": (BOTH, Condition.STALL, {**DEAD, **STEPS}, Condition.DEAD_WORKER),
+    "only the first one is met": (BOTH, Condition.STALL, BEATS, Condition.STALL),
+    "only the first one is met, the second opened the episode": (BOTH, Condition.DEAD_WORKER, BEATS, Condition.STALL),
+    "neither is met": (BOTH, Condition.STALL, {**BEATS, **STEPS}, None),
+    "an unreported condition does not count": (frozenset({Condition.STALL}), Condition.STALL, {**DEAD, **STEPS}, None),
+    "a reported condition counts after its alert ended": (frozenset(), Condition.STALL, BEATS, Condition.STALL),
 }
 
 
 @pytest.mark.parametrize(("conditions", "first", "seen", "by"), REPORTED.values(), ids=REPORTED)
-def test_any_reported_condition_may_confirm_and_gives_the_episode_its_name(
+def test_any_reported_condition_confirms_and_becomes_that_of_the_episode(
     conditions: frozenset[Condition], first: Condition, seen: dict[str, Any], by: Condition | None
 ) -> None:
     step = decide(facts(episode=episode(conditions=conditions, condition=first), evidence=evidence(**seen)))
@@ -187,7 +189,7 @@ def test_any_reported_condition_may_confirm_and_gives_the_episode_its_name(
     assert isinstance(step, Begin | Wait)
 
 
-def test_where_several_were_reported_each_doubt_is_told() -> None:
+def test_message_has_the_doubt_of_each_reported_condition() -> None:
     seen = evidence(**BEATS, **STEPS)
 
     step = decide(facts(episode=episode(conditions=BOTH), evidence=seen))
@@ -198,27 +200,27 @@ def test_where_several_were_reported_each_doubt_is_told() -> None:
         assert f"{condition}: {confirm(seen, condition).message}" in step.message
 
 
-@pytest.mark.parametrize("promised", [settle(Stage.PLANNED), settle(Stage.FENCED)], ids=["fence", "stop"])
-def test_once_promised_either_condition_still_confirms(promised: Intent) -> None:
-    """What was a stall when it began may be a dead worker by now."""
-    job_now = job() if promised.stage is Stage.PLANNED else FENCED_JOB
-    owed = episode(free(Stage.PLANNED), promised, conditions=BOTH)
+@pytest.mark.parametrize("planned", [settle(Stage.PLANNED), settle(Stage.FENCED)], ids=["fence", "stop"])
+def test_any_reported_condition_confirms_after_the_intent(planned: Intent) -> None:
+    """A stall may become a dead worker."""
+    job_now = job() if planned.stage is Stage.PLANNED else FENCED_JOB
+    owed = episode(free(Stage.PLANNED), planned, conditions=BOTH)
 
     step = decide(facts(episode=owed, job=job_now, evidence=evidence(**DEAD, **STEPS)))
 
     assert isinstance(step, Fence | Stop)
 
 
-# --- before anything is promised
+# --- before the intent
 
 HELD_UP: dict[str, tuple[Facts, str]] = {
     "the exporter does not answer": (facts(evidence=None, unknown="no answer"), Reason.NO_EVIDENCE),
-    "the exporter's look is stale": (facts(evidence=evidence(sample_age_s=5.1)), Reason.STALE_EVIDENCE),
+    "the sample is stale": (facts(evidence=evidence(sample_age_s=5.1)), Reason.STALE_EVIDENCE),
     "the GPU is busy": (facts(evidence=evidence(gpu_idle_s=0.0)), Reason.UNCONFIRMED),
-    "the job is not armed": (facts(evidence=evidence(step_beat_age_s=None)), Reason.UNCONFIRMED),
-    "the lock is dead": (facts(evidence=evidence(alive=False)), Reason.UNCONFIRMED),
+    "the job is not monitored yet": (facts(evidence=evidence(step_beat_age_s=None)), Reason.UNCONFIRMED),
+    "the lock is free": (facts(evidence=evidence(alive=False)), Reason.UNCONFIRMED),
     "the engine does not answer": (facts(container=None, container_known=False), Reason.NO_CONTAINER),
-    "the container is in no file of ours": (facts(container=None), Reason.NO_CONTAINER),
+    "the container is unknown": (facts(container=None), Reason.NO_CONTAINER),
     "the worker's container is unknown": (facts(evidence=evidence(container_incarnation=None)), Reason.NO_CONTAINER),
     "the container was restarted since the evidence": (
         facts(container=container(incarnation=REBORN)),
@@ -229,7 +231,7 @@ HELD_UP: dict[str, tuple[Facts, str]] = {
 
 
 @pytest.mark.parametrize(("doubtful", "reason"), HELD_UP.values(), ids=HELD_UP)
-def test_what_is_not_confirmed_waits_while_the_alert_fires(doubtful: Facts, reason: str) -> None:
+def test_unconfirmed_episode_waits_while_the_alert_fires(doubtful: Facts, reason: str) -> None:
     step = decide(doubtful)
 
     assert isinstance(step, Wait)
@@ -237,7 +239,7 @@ def test_what_is_not_confirmed_waits_while_the_alert_fires(doubtful: Facts, reas
 
 
 @pytest.mark.parametrize(("doubtful", "reason"), HELD_UP.values(), ids=HELD_UP)
-def test_what_is_not_confirmed_is_let_go_when_the_alert_ends(doubtful: Facts, reason: str) -> None:
+def test_unconfirmed_episode_closes_when_the_alert_is_resolved(doubtful: Facts, reason: str) -> None:
     ended = replace(doubtful, episode=replace(doubtful.episode, firing=False))
 
     step = decide(ended)
@@ -250,37 +252,33 @@ SUPERSEDED: dict[str, Facts] = {
     "the worker was replaced": facts(evidence=evidence(worker_incarnation="i2")),
     "the job is at its next attempt": facts(evidence=evidence(attempt=2)),
     "the worker runs another job": facts(evidence=evidence(job_id=8)),
-    "the worker runs no job any more": facts(
+    "the worker runs no job": facts(
         evidence=evidence(job_id=None, attempt=None), job=job(state=State.FAILED, claimed_by=None)
     ),
-    "the worker runs no job any more, and its attempt went to another": facts(
+    "the worker runs no job, another has its attempt": facts(
         evidence=evidence(job_id=None, attempt=None), job=job(claimed_by="i9")
     ),
-    "the worker runs no job any more, and the queue knows none": facts(
-        evidence=evidence(job_id=None, attempt=None), job=None
-    ),
-    "the worker runs no job any more, and it is at its next attempt": facts(
+    "the worker runs no job, unknown to the queue": facts(evidence=evidence(job_id=None, attempt=None), job=None),
+    "the worker runs no job, which is at its next attempt": facts(
         evidence=evidence(job_id=None, attempt=None), job=job(attempt=2)
     ),
-    "its attempt completed after the evidence was taken": facts(job=job(state=State.COMPLETED, claimed_by=None)),
-    "its attempt completed, by the worker that is gone since": facts(
+    "its attempt completed after the sample": facts(job=job(state=State.COMPLETED, claimed_by=None)),
+    "its attempt completed, and the worker is dead": facts(
         episode=DEAD_WORKER, evidence=GONE, job=job(state=State.COMPLETED, claimed_by=None)
     ),
-    "it is dead, and its lease ran out": facts(
+    "dead, and its lease expired": facts(
         episode=DEAD_WORKER, evidence=GONE, job=job(state=State.QUEUED, claimed_by=None)
     ),
-    "it is dead, and its job was cancelled": facts(episode=DEAD_WORKER, evidence=GONE, job=job(state=State.CANCELLED)),
-    "it is dead, and its job is at its next attempt": facts(episode=DEAD_WORKER, evidence=GONE, job=job(attempt=2)),
-    "it is dead, and another worker holds its attempt": facts(
-        episode=DEAD_WORKER, evidence=GONE, job=job(claimed_by="i9")
-    ),
-    "it is dead, and the queue knows no such job": facts(episode=DEAD_WORKER, evidence=GONE, job=None),
+    "dead, and its job was cancelled": facts(episode=DEAD_WORKER, evidence=GONE, job=job(state=State.CANCELLED)),
+    "dead, and its job is at its next attempt": facts(episode=DEAD_WORKER, evidence=GONE, job=job(attempt=2)),
+    "dead, and another worker has its attempt": facts(episode=DEAD_WORKER, evidence=GONE, job=job(claimed_by="i9")),
+    "dead, and its job is unknown to the queue": facts(episode=DEAD_WORKER, evidence=GONE, job=None),
     "the alert named no attempt, and one runs": facts(episode=episode(job_id=None, attempt=None), evidence=evidence()),
 }
 
 
 @pytest.mark.parametrize("gone", SUPERSEDED.values(), ids=SUPERSEDED)
-def test_an_accusation_of_what_is_over_is_closed(gone: Facts) -> None:
+def test_alert_about_an_ended_attempt_is_superseded(gone: Facts) -> None:
     step = decide(gone)
 
     assert isinstance(step, Close)
@@ -288,35 +286,35 @@ def test_an_accusation_of_what_is_over_is_closed(gone: Facts) -> None:
 
 
 HELD_STILL: dict[str, Facts] = {
-    "its lease ran out": facts(job=job(state=State.QUEUED, claimed_by=None)),
-    "a person cancelled its job": facts(job=job(state=State.CANCELLED, claimed_by=None)),
-    "a person failed its job": facts(job=job(state=State.FAILED, claimed_by=None)),
+    "its lease expired": facts(job=job(state=State.QUEUED, claimed_by=None)),
+    "its job was cancelled": facts(job=job(state=State.CANCELLED, claimed_by=None)),
+    "its job was failed by an operator": facts(job=job(state=State.FAILED, claimed_by=None)),
     "a later attempt of its job has completed": facts(job=job(state=State.COMPLETED, attempt=2, claimed_by=None)),
     "the queue is silent": facts(job=None, job_known=False),
-    "it is dead, and holds its attempt": facts(episode=DEAD_WORKER, evidence=GONE),
-    "it is dead, and its host was lost": facts(episode=DEAD_WORKER, evidence=GONE, job=job(state=State.HOST_LOST)),
-    "it is dead, and was fenced": facts(episode=DEAD_WORKER, evidence=GONE, job=FENCED_JOB),
+    "dead, and has its attempt": facts(episode=DEAD_WORKER, evidence=GONE),
+    "dead, and its host was lost": facts(episode=DEAD_WORKER, evidence=GONE, job=job(state=State.HOST_LOST)),
+    "dead, and fenced": facts(episode=DEAD_WORKER, evidence=GONE, job=FENCED_JOB),
 }
 
 
 @pytest.mark.parametrize("known", HELD_STILL.values(), ids=HELD_STILL)
-def test_what_happened_to_the_job_does_not_excuse_a_wedged_container_nor_a_worker_that_died_with_it(
+def test_hung_container_is_restarted_although_its_job_ended(
     known: Facts,
 ) -> None:
     assert isinstance(decide(known), Begin)
 
 
 UNTOUCHED: dict[str, Facts] = {
-    "it completed, and its settle was given up": facts(
+    "completed, and its settle was abandoned": facts(
         free(Stage.PLANNED), settle(Stage.ABANDONED), job=job(state=State.COMPLETED, claimed_by=None)
     ),
-    "it completed, and its settle was another episode's": facts(
+    "completed, settled by another episode": facts(
         free(Stage.PLANNED), None, job=job(state=State.COMPLETED, claimed_by=None)
     ),
-    "it completed while the queue took nothing": facts(
+    "completed while the queue was locked": facts(
         free(Stage.PLANNED), settle(Stage.PLANNED), job=job(state=State.COMPLETED), queue_stuck_for_s=10.0
     ),
-    "it is dead, and its lease ran out": facts(
+    "dead, and its lease expired": facts(
         episode=replace(DEAD_WORKER, free=free(Stage.PLANNED), settle=settle(Stage.ABANDONED)),
         evidence=GONE,
         job=job(state=State.QUEUED, claimed_by=None),
@@ -325,7 +323,7 @@ UNTOUCHED: dict[str, Facts] = {
 
 
 @pytest.mark.parametrize("known", UNTOUCHED.values(), ids=UNTOUCHED)
-def test_a_free_that_touched_nothing_is_taken_back_when_nothing_is_owed_any_more(known: Facts) -> None:
+def test_planned_restart_is_withdrawn_when_its_attempt_is_over(known: Facts) -> None:
     step = decide(known)
     again = decide(replace(known, episode=replace(known.episode, free=None, settle=None)))
 
@@ -335,7 +333,7 @@ def test_a_free_that_touched_nothing_is_taken_back_when_nothing_is_owed_any_more
     assert again.outcome is Outcome.SUPERSEDED
 
 
-def test_a_dead_worker_whose_fenced_job_a_person_settled_gets_its_container_back() -> None:
+def test_dead_worker_whose_job_an_operator_settled_is_restarted() -> None:
     owed = replace(DEAD_WORKER, free=free(Stage.PLANNED), settle=settle(Stage.DONE))
 
     assert isinstance(decide(facts(episode=owed, evidence=GONE, job=job(state=State.CANCELLED))), Stop)
@@ -344,27 +342,27 @@ def test_a_dead_worker_whose_fenced_job_a_person_settled_gets_its_container_back
 UNREAD = evidence(job_id=None, attempt=None)
 
 UNSURE: dict[str, tuple[Facts, str]] = {
-    "its job file tells nothing, and the queue says that it holds the attempt": (
+    "its job file is unreadable, and it has its attempt": (
         facts(evidence=UNREAD),
         Reason.UNCONFIRMED,
     ),
-    "its job file tells nothing, and the attempt is fenced": (
+    "its job file is unreadable, and its attempt is fenced": (
         facts(evidence=UNREAD, job=FENCED_JOB),
         Reason.UNCONFIRMED,
     ),
-    "its job file tells nothing, and the queue is silent": (
+    "its job file is unreadable, and the queue is silent": (
         facts(evidence=UNREAD, job=None, job_known=False),
         Reason.QUEUE_UNREACHABLE,
     ),
-    "it is dead, and the queue is silent": (
+    "dead, and the queue is silent": (
         facts(episode=DEAD_WORKER, evidence=GONE, job=None, job_known=False),
         Reason.QUEUE_UNREACHABLE,
     ),
-    "how many workers live in its container is unknown": (
+    "the workers of its container are unknown": (
         facts(evidence=evidence(container_workers=None)),
         Reason.UNCONFIRMED,
     ),
-    "it is dead, and how many live in its container is unknown": (
+    "dead, and the workers of its container are unknown": (
         facts(episode=DEAD_WORKER, evidence=replace(GONE, container_workers=None)),
         Reason.UNCONFIRMED,
     ),
@@ -372,7 +370,7 @@ UNSURE: dict[str, tuple[Facts, str]] = {
 
 
 @pytest.mark.parametrize(("known", "reason"), UNSURE.values(), ids=UNSURE)
-def test_what_is_unknown_closes_nothing_and_begins_nothing(known: Facts, reason: str) -> None:
+def test_unknown_facts_wait(known: Facts, reason: str) -> None:
     step = decide(known)
     ended = decide(replace(known, episode=replace(known.episode, firing=False)))
 
@@ -382,7 +380,7 @@ def test_what_is_unknown_closes_nothing_and_begins_nothing(known: Facts, reason:
     assert ended.outcome is Outcome.UNCONFIRMED
 
 
-def test_a_job_file_that_cannot_be_read_for_one_look_gives_up_no_free() -> None:
+def test_unreadable_job_file_does_not_abandon_a_restart() -> None:
     unread = facts(free(Stage.PLANNED), settle(Stage.FENCED), evidence=UNREAD, job=FENCED_JOB)
     silent = facts(free(Stage.PLANNED), settle(Stage.FENCED), evidence=UNREAD, job=None, job_known=False)
     over = facts(free(Stage.PLANNED), settle(Stage.ABANDONED), evidence=UNREAD, job=job(state=State.QUEUED))
@@ -397,37 +395,37 @@ SUCCESSOR = evidence(
 )
 
 SUCCEEDED: dict[str, tuple[dict[str, Any], Stage, Stage | type[Step]]] = {
-    "another one holds the lock": ({}, Stage.FENCED, Stage.DEAD),
-    "it has a job already": ({"job_id": 8, "attempt": 1, "step_beat_age_s": 0.1}, Stage.FENCED, Stage.DEAD),
-    "its job was settled after the bound": ({}, Stage.DONE, Stage.DEAD),
-    "the driver lists a process of the old one still": ({"gpu_pids": {"GPU-0": [4001]}}, Stage.FENCED, Wait),
-    "the driver does not say": ({"gpu_pids": None}, Stage.FENCED, Wait),
-    "nobody holds the lock": ({"alive": False}, Stage.FENCED, Wait),
-    "who holds the lock is unknown": ({"alive": None}, Stage.FENCED, Wait),
-    "the look is stale": ({"sample_age_s": 5.1}, Stage.FENCED, Wait),
-    "it lives in another incarnation of the container": ({"container_incarnation": REBORN}, Stage.FENCED, Wait),
-    "it is the same worker": ({"worker_incarnation": "i1"}, Stage.FENCED, Wait),
-    "nothing was fenced": ({}, Stage.ABANDONED, Stage.ABANDONED),
+    "another worker has the lock": ({}, Stage.FENCED, Stage.DEAD),
+    "another worker has a job": ({"job_id": 8, "attempt": 1, "step_beat_age_s": 0.1}, Stage.FENCED, Stage.DEAD),
+    "its job was settled at the timeout": ({}, Stage.DONE, Stage.DEAD),
+    "the driver lists an old process": ({"gpu_pids": {"GPU-0": [4001]}}, Stage.FENCED, Wait),
+    "GPU processes unknown": ({"gpu_pids": None}, Stage.FENCED, Wait),
+    "the lock is free": ({"alive": False}, Stage.FENCED, Wait),
+    "the lock is unknown": ({"alive": None}, Stage.FENCED, Wait),
+    "stale sample": ({"sample_age_s": 5.1}, Stage.FENCED, Wait),
+    "another incarnation of the container": ({"container_incarnation": REBORN}, Stage.FENCED, Wait),
+    "the same worker": ({"worker_incarnation": "i1"}, Stage.FENCED, Wait),
+    "not fenced": ({}, Stage.ABANDONED, Stage.ABANDONED),
 }
 
 
-@pytest.mark.parametrize(("seen", "settled", "wanted"), SUCCEEDED.values(), ids=SUCCEEDED)
-def test_a_worker_that_ended_after_its_fence_is_dead_where_another_holds_its_lock_in_its_container(
-    seen: dict[str, Any], settled: Stage, wanted: Stage | type[Step]
+@pytest.mark.parametrize(("seen", "settled", "expected"), SUCCEEDED.values(), ids=SUCCEEDED)
+def test_fenced_worker_is_dead_once_another_has_its_lock(
+    seen: dict[str, Any], settled: Stage, expected: Stage | type[Step]
 ) -> None:
     job_now = FENCED_JOB if settled is Stage.FENCED else job(state=State.QUEUED, claimed_by=None)
     known = facts(free(Stage.PLANNED), settle(settled), evidence=replace(SUCCESSOR, **seen), job=job_now)
 
     step = decide(known)
 
-    if isinstance(wanted, Stage):
+    if isinstance(expected, Stage):
         assert isinstance(step, Advance)
-        assert (step.kind, step.stage) == (Kind.FREE, wanted)
+        assert (step.kind, step.stage) == (Kind.FREE, expected)
     else:
-        assert isinstance(step, wanted)
+        assert isinstance(step, expected)
 
 
-def test_a_worker_that_another_followed_is_settled_at_once_and_its_container_goes_on() -> None:
+def test_replaced_worker_is_settled_and_its_container_not_restarted() -> None:
     dead = facts(free(Stage.DEAD), settle(Stage.FENCED), evidence=SUCCESSOR, job=FENCED_JOB)
     settled = facts(free(Stage.DEAD), settle(Stage.DONE), evidence=SUCCESSOR)
 
@@ -435,7 +433,7 @@ def test_a_worker_that_another_followed_is_settled_at_once_and_its_container_goe
     assert decide(settled) == Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.REPLACED, message="")
 
 
-def test_a_process_that_stays_on_the_gpu_beside_the_next_worker_is_given_up_after_the_bound() -> None:
+def test_old_process_next_to_the_new_worker_is_abandoned_at_the_timeout() -> None:
     lingers = replace(SUCCESSOR, gpu_pids={"GPU-0": [4001]}, job_id=8, attempt=1)
     known = facts(free(Stage.PLANNED), settle(Stage.DONE), evidence=lingers, job=job(state=State.QUEUED))
 
@@ -445,22 +443,22 @@ def test_a_process_that_stays_on_the_gpu_beside_the_next_worker_is_given_up_afte
     assert late.stage is Stage.ABANDONED
 
 
-def test_evidence_exactly_as_old_as_allowed_counts() -> None:
+def test_evidence_of_the_maximum_age_counts() -> None:
     assert isinstance(decide(facts(evidence=evidence(sample_age_s=LIMITS.evidence_fresh_s))), Begin)
 
 
-def test_a_worker_whose_incarnation_the_alert_did_not_name_is_judged_by_its_attempt() -> None:
+def test_alert_without_an_incarnation_is_matched_by_the_attempt() -> None:
     assert isinstance(decide(facts(episode=episode(incarnation=None))), Begin)
 
 
 @pytest.mark.parametrize("armed", [True, False])
-def test_a_container_that_did_not_opt_in_is_refused(armed: bool) -> None:
+def test_container_without_opt_in_is_refused(armed: bool) -> None:
     step = decide(facts(container=container(managed=False), armed=armed))
 
     assert step == Close(outcome=Outcome.REFUSED, reason=Reason.NOT_MANAGED, message="")
 
 
-def test_a_confirmed_wedge_promises_a_free_of_its_incarnation_and_a_settle_of_its_attempt() -> None:
+def test_confirmed_stall_begins_a_restart_and_a_settle() -> None:
     step = decide(facts())
 
     assert isinstance(step, Begin)
@@ -470,11 +468,11 @@ def test_a_confirmed_wedge_promises_a_free_of_its_incarnation_and_a_settle_of_it
     assert step.message == confirm(evidence(), Condition.STALL).message
 
 
-def test_a_resolved_alert_does_not_undo_what_local_evidence_still_shows() -> None:
+def test_resolved_alert_does_not_prevent_a_confirmed_restart() -> None:
     assert isinstance(decide(facts(episode=episode(firing=False))), Begin)
 
 
-def test_a_dry_run_records_once_what_it_would_do_and_then_waits() -> None:
+def test_dry_run_records_the_action_once_and_waits() -> None:
     first = decide(facts(armed=False))
     then = decide(facts(armed=False, episode=episode(would_act=True)))
 
@@ -484,25 +482,25 @@ def test_a_dry_run_records_once_what_it_would_do_and_then_waits() -> None:
     assert then.reason == Reason.DRY_RUN
 
 
-def test_arming_later_acts_on_what_a_dry_run_recorded_and_is_still_true() -> None:
+def test_armed_after_a_dry_run_it_acts() -> None:
     assert isinstance(decide(facts(armed=True, episode=episode(would_act=True))), Begin)
 
 
-# --- once promised: fence, stop, dead, settle, start
+# --- after the intent: fence, stop, exit, settle, start
 
 DOWN: dict[str, Any] = {"evidence": None, "unknown": "404", "worker_ended": True}
 
 ORDER: dict[str, tuple[Facts, Step | type[Step]]] = {
-    "1: first the job is taken from its attempt": (facts(free(Stage.PLANNED), settle(Stage.PLANNED)), Fence),
-    "2: then the container is stopped": (
+    "1: the attempt is fenced": (facts(free(Stage.PLANNED), settle(Stage.PLANNED)), Fence),
+    "2: the container is stopped": (
         facts(free(Stage.PLANNED), settle(Stage.FENCED), job=FENCED_JOB),
         Stop,
     ),
-    "3: while it still runs it is stopped again": (
+    "3: while it runs it is stopped again": (
         facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB),
         Stop(message=""),
     ),
-    "4: it is dead when it is down, its cgroup empty, and none of its pids on its GPUs": (
+    "4: it is dead when it is down with an empty cgroup and off its GPUs": (
         facts(
             free(Stage.STOPPING),
             settle(Stage.FENCED),
@@ -517,11 +515,11 @@ ORDER: dict[str, tuple[Facts, Step | type[Step]]] = {
             message="",
         ),
     ),
-    "5: then the job is queued again": (
+    "5: the job is requeued": (
         facts(free(Stage.DEAD), settle(Stage.FENCED), job=FENCED_JOB, container=stopped()),
         Requeue(retry=1, seen_dead=True, message="", avoid_s=600.0),
     ),
-    "6: and only then the container starts": (
+    "6: the container starts": (
         facts(free(Stage.DEAD), settle(Stage.DONE), job=job(state=State.QUEUED), container=stopped()),
         Start(message=""),
     ),
@@ -538,22 +536,22 @@ ORDER: dict[str, tuple[Facts, Step | type[Step]]] = {
         ),
         Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.DONE, message=""),
     ),
-    "9: and the episode is over": (
+    "9: the episode closes": (
         facts(free(Stage.DONE), settle(Stage.DONE)),
         Close(outcome=Outcome.FIXED, reason=Reason.DONE, message=""),
     ),
 }
 
 
-@pytest.mark.parametrize(("known", "wanted"), ORDER.values(), ids=ORDER)
-def test_the_steps_come_in_this_order(known: Facts, wanted: Step | type[Step]) -> None:
+@pytest.mark.parametrize(("known", "expected"), ORDER.values(), ids=ORDER)
+def test_order_of_the_steps(known: Facts, expected: Step | type[Step]) -> None:
     step = decide(known)
 
-    assert isinstance(step, wanted) if isinstance(wanted, type) else step == wanted
+    assert isinstance(step, expected) if isinstance(expected, type) else step == expected
 
 
 @pytest.mark.parametrize(
-    ("promised", "job_now"),
+    ("planned", "job_now"),
     [(settle(Stage.PLANNED), job()), (settle(Stage.FENCED), FENCED_JOB)],
     ids=["before the fence", "before the stop"],
 )
@@ -571,25 +569,25 @@ def test_the_steps_come_in_this_order(known: Facts, wanted: Step | type[Step]) -
         {"evidence": None, "unknown": "no answer"},
     ],
     ids=[
-        "it beat",
-        "its GPU is busy",
-        "its RAM moved",
-        "its GPU is unknown",
-        "its lock is free",
-        "the look is stale",
-        "the evidence is of another incarnation",
-        "the evidence names no container",
-        "the exporter is silent",
+        "recent step beat",
+        "GPU busy",
+        "RAM active",
+        "GPU unknown",
+        "lock free",
+        "stale sample",
+        "another incarnation",
+        "no container",
+        "no exporter",
     ],
 )
-def test_what_is_not_confirmed_any_more_is_not_touched(changed: dict[str, Any], promised: Intent, job_now: Any) -> None:
-    step = decide(facts(free(Stage.PLANNED), promised, job=job_now, **changed))
+def test_planned_restart_without_confirmation_waits(changed: dict[str, Any], planned: Intent, job_now: Any) -> None:
+    step = decide(facts(free(Stage.PLANNED), planned, job=job_now, **changed))
 
     assert isinstance(step, Wait)
     assert step.reason == Reason.UNCONFIRMED
 
 
-def test_what_stays_unconfirmed_is_taken_back_after_the_bound_or_given_up_once_it_was_fenced() -> None:
+def test_unconfirmed_restart_is_withdrawn_or_abandoned_at_the_timeout() -> None:
     alive: dict[str, Any] = {"evidence": evidence(step_beat_age_s=0.2)}
 
     planned = decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), free_for_s=120, settle_for_s=120, **alive))
@@ -602,8 +600,8 @@ def test_what_stays_unconfirmed_is_taken_back_after_the_bound_or_given_up_once_i
     assert (fenced.kind, fenced.stage, fenced.reason) == (Kind.FREE, Stage.ABANDONED, Reason.UNCONFIRMED)
 
 
-def test_patience_counts_only_while_everybody_answered() -> None:
-    """The stage was entered ten minutes ago, but somebody was silent until a second ago."""
+def test_timeouts_count_only_while_every_source_answers() -> None:
+    """The stage began ten minutes ago, but one source was silent until a second ago."""
     lately: dict[str, Any] = {"free_for_s": 600.0, "settle_for_s": 600.0, "quiet_for_s": 1.0}
     lingers = {"container": stopped(), "evidence": evidence(gpu_pids={"GPU-0": [4001]})}
     alive = {"evidence": evidence(step_beat_age_s=0.2)}
@@ -615,7 +613,7 @@ def test_patience_counts_only_while_everybody_answered() -> None:
     assert isinstance(unconfirmed, Wait)
 
 
-def test_after_downtime_a_fenced_job_is_not_settled_before_its_container_was_stopped() -> None:
+def test_fenced_job_is_not_settled_before_the_stop_after_a_downtime() -> None:
     back = decide(facts(free(Stage.PLANNED), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=1.0))
     bound = decide(facts(free(Stage.PLANNED), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=60.0))
 
@@ -624,21 +622,21 @@ def test_after_downtime_a_fenced_job_is_not_settled_before_its_container_was_sto
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_container_is_not_freed_for_one_of_several_workers(workers: int | None) -> None:
+def test_shared_container_is_refused(workers: int | None) -> None:
     step = decide(facts(evidence=evidence(container_workers=workers)))
 
     assert isinstance(step, Close)
     assert (step.outcome, step.reason) == (Outcome.REFUSED, Reason.SHARED_CONTAINER)
 
 
-def test_an_attempt_whose_container_is_over_is_fenced_without_evidence_for_nothing_of_it_lives() -> None:
+def test_attempt_of_an_ended_container_is_fenced_without_evidence() -> None:
     for ended in (None, stopped(), container(incarnation=REBORN)):
         step = decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), container=ended, **DOWN))
 
         assert isinstance(step, Fence)
 
 
-def test_a_worker_that_has_gone_on_to_another_attempt_keeps_its_container() -> None:
+def test_worker_at_another_attempt_keeps_its_container() -> None:
     step = decide(
         facts(free(Stage.PLANNED), settle(Stage.ABANDONED), evidence=evidence(attempt=2, step_beat_age_s=0.1))
     )
@@ -651,10 +649,10 @@ def test_a_worker_that_has_gone_on_to_another_attempt_keeps_its_container() -> N
     )
 
 
-@pytest.mark.parametrize("promised", [Stage.PLANNED, Stage.FENCED])
-def test_disarming_stops_short_of_the_next_act_however_long_it_lasts(promised: Stage) -> None:
-    job_now = job() if promised is Stage.PLANNED else FENCED_JOB
-    known = facts(free(Stage.PLANNED), settle(promised), job=job_now, armed=False, free_for_s=9999, settle_for_s=1)
+@pytest.mark.parametrize("planned", [Stage.PLANNED, Stage.FENCED])
+def test_disarm_holds_the_next_action_without_a_time_limit(planned: Stage) -> None:
+    job_now = job() if planned is Stage.PLANNED else FENCED_JOB
+    known = facts(free(Stage.PLANNED), settle(planned), job=job_now, armed=False, free_for_s=9999, settle_for_s=1)
 
     step = decide(known)
 
@@ -663,7 +661,7 @@ def test_disarming_stops_short_of_the_next_act_however_long_it_lasts(promised: S
     assert isinstance(decide(replace(known, armed=True)), Fence | Stop)
 
 
-def test_disarming_after_the_stop_still_settles_and_starts_what_was_stopped() -> None:
+def test_disarm_after_the_stop_still_settles_and_starts() -> None:
     settling = facts(free(Stage.DEAD), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(), armed=False)
     starting = facts(free(Stage.DEAD, tries=1), settle(Stage.DONE), container=stopped(), armed=False)
 
@@ -671,10 +669,10 @@ def test_disarming_after_the_stop_still_settles_and_starts_what_was_stopped() ->
     assert isinstance(decide(starting), Start)
 
 
-# --- the settle by itself
+# --- the settle
 
 SETTLED: dict[str, tuple[Facts, Stage, Reason]] = {
-    "its lease was reclaimed before the alert came": (
+    "its lease was reclaimed before the alert": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), job=job(state=State.QUEUED)),
         Stage.ABANDONED,
         Reason.ATTEMPT_OVER,
@@ -684,17 +682,17 @@ SETTLED: dict[str, tuple[Facts, Stage, Reason]] = {
         Stage.ABANDONED,
         Reason.ATTEMPT_OVER,
     ),
-    "it completed after all": (
+    "completed": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), job=job(state=State.COMPLETED)),
         Stage.ABANDONED,
         Reason.ATTEMPT_OVER,
     ),
-    "its state file claims a job that another worker holds": (
+    "another worker has the attempt": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), job=job(claimed_by="i9")),
         Stage.ABANDONED,
         Reason.OTHER_WORKER,
     ),
-    "the queue knows no such job": (
+    "unknown to the queue": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), job=None),
         Stage.ABANDONED,
         Reason.NO_JOB,
@@ -704,12 +702,12 @@ SETTLED: dict[str, tuple[Facts, Stage, Reason]] = {
         Stage.DONE,
         Reason.DONE,
     ),
-    "so late that the next attempt runs already": (
+    "a crash before the record, and the next attempt runs": (
         facts(free(Stage.DEAD), settle(Stage.FENCED), job=job(attempt=2), container=stopped()),
         Stage.DONE,
         Reason.DONE,
     ),
-    "a person cancelled it while it was fenced": (
+    "cancelled while it was fenced": (
         facts(free(Stage.STOPPING), settle(Stage.FENCED), job=job(state=State.CANCELLED)),
         Stage.DONE,
         Reason.DONE,
@@ -718,77 +716,77 @@ SETTLED: dict[str, tuple[Facts, Stage, Reason]] = {
 
 
 @pytest.mark.parametrize(("known", "stage", "reason"), SETTLED.values(), ids=SETTLED)
-def test_a_job_that_is_settled_already_is_not_settled_again(known: Facts, stage: Stage, reason: Reason) -> None:
+def test_settled_job_is_not_settled_again(known: Facts, stage: Stage, reason: Reason) -> None:
     step = decide(known)
 
     assert isinstance(step, Advance)
     assert (step.kind, step.stage, step.reason) == (Kind.SETTLE, stage, reason)
 
 
-def test_a_job_that_the_lease_reclaimed_does_not_excuse_its_container() -> None:
+def test_container_of_a_reclaimed_job_is_stopped() -> None:
     step = decide(facts(free(Stage.PLANNED), settle(Stage.ABANDONED), job=job(state=State.QUEUED)))
 
     assert isinstance(step, Stop)
 
 
-def test_a_crash_between_the_fence_and_its_record_records_it_whatever_is_seen_now() -> None:
+def test_fence_whose_record_was_lost_is_recorded_without_evidence() -> None:
     step = decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), job=FENCED_JOB, evidence=None))
 
     assert isinstance(step, Fence)
 
 
-def test_a_node_that_was_lost_may_be_fenced_too() -> None:
+def test_job_of_a_lost_host_may_be_fenced() -> None:
     assert isinstance(decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), job=job(state=State.HOST_LOST))), Fence)
 
 
 CAP: dict[str, tuple[dict[str, Any], Step]] = {
-    "never tripped before: first retry": (
+    "no retry before: first retry": (
         {"watchdog_retries": 0},
         Requeue(retry=1, seen_dead=True, message="", avoid_s=600.0),
     ),
-    "tripped once: second retry": (
+    "one retry before: second retry": (
         {"watchdog_retries": 1},
         Requeue(retry=2, seen_dead=True, message="", avoid_s=600.0),
     ),
-    "tripped twice: third and last retry": (
+    "two retries before: third and last retry": (
         {"watchdog_retries": 2},
         Requeue(retry=3, seen_dead=True, message="", avoid_s=600.0),
     ),
-    "tripped three times: the fourth fails it": (
+    "three retries before: failed": (
         {"watchdog_retries": 3},
         Fail(reason=Reason.RETRIES_EXHAUSTED, message=""),
     ),
-    "past a cap that was lowered since": (
+    "over a lowered cap": (
         {"watchdog_retries": 9},
         Fail(reason=Reason.RETRIES_EXHAUSTED, message=""),
     ),
-    "its last attempt but one: it has one left": (
+    "one attempt left": (
         {"attempts_max": 2},
         Requeue(retry=1, seen_dead=True, message="", avoid_s=600.0),
     ),
-    "its last attempt, though retries are left: nothing could claim it": (
+    "no attempt left, retries left": (
         {"attempts_max": 1},
         Fail(reason=Reason.ATTEMPTS_EXHAUSTED, message=""),
     ),
-    "both caps at once: the attempts are named": (
+    "both caps: the attempts are the reason": (
         {"attempts_max": 1, "watchdog_retries": 3},
         Fail(reason=Reason.ATTEMPTS_EXHAUSTED, message=""),
     ),
-    "an ingest job fails at its first trip": (
+    "an ingest job fails at once": (
         {"watchdog_retries": 0, "retried": False},
         Fail(reason=Reason.NOT_RETRIED, message=""),
     ),
 }
 
 
-@pytest.mark.parametrize(("counted", "wanted"), CAP.values(), ids=CAP)
-def test_requeue_under_the_cap_and_fail_at_it(counted: dict[str, Any], wanted: Step) -> None:
+@pytest.mark.parametrize(("counted", "expected"), CAP.values(), ids=CAP)
+def test_job_is_requeued_under_its_caps_and_failed_at_them(counted: dict[str, Any], expected: Step) -> None:
     known = facts(free(Stage.DEAD), settle(Stage.FENCED), container=stopped(), job=job(state=State.FENCING, **counted))
 
-    assert decide(known) == wanted
+    assert decide(known) == expected
 
 
-def test_a_cap_of_zero_fails_the_first_trip() -> None:
+def test_cap_of_zero_fails_at_once() -> None:
     known = facts(
         free(Stage.DEAD),
         settle(Stage.FENCED),
@@ -800,7 +798,7 @@ def test_a_cap_of_zero_fails_the_first_trip() -> None:
     assert isinstance(decide(known), Fail)
 
 
-def test_a_fenced_job_is_settled_after_the_bound_even_if_its_process_was_never_seen_dead() -> None:
+def test_fenced_job_is_settled_at_the_timeout_without_an_exit() -> None:
     just_under = facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=59.9)
     at_the_bound = facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=60)
 

@@ -1,4 +1,4 @@
-"""What the remedy never does, whatever the facts."""
+"""Properties of the remedy `restart_worker` for any facts."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ from tests.remediator.builders import (
 pytestmark = pytest.mark.pure
 
 
-# --- whatever the facts
+# --- any facts
 
 SECONDS = st.one_of(st.none(), st.sampled_from([0.0, 119.9, 120.0, 130.0]))
 PID_SETS = st.sampled_from([frozenset[int](), PIDS, frozenset({5001})])
@@ -63,7 +63,7 @@ EVIDENCE = st.builds(
     ram_idle_s=SECONDS,
     gpu_pids=st.sampled_from([None, {}, {"GPU-0": None}, {"GPU-0": []}, {"GPU-0": [4001]}]),
 )
-WEDGED = st.builds(evidence)
+STALLED = st.builds(evidence)
 CONTAINER = st.builds(
     container,
     incarnation=st.sampled_from([KEY, REBORN]),
@@ -91,11 +91,11 @@ JOB = st.builds(
 
 @st.composite
 def any_facts(draw: st.DrawFn) -> Facts:
-    promised = draw(st.none() | FREE)
+    planned = draw(st.none() | FREE)
     return facts(
         episode=episode(
-            promised,
-            None if promised is None else draw(st.none() | SETTLE),
+            planned,
+            None if planned is None else draw(st.none() | SETTLE),
             firing=draw(st.booleans()),
             would_act=draw(st.booleans()),
             incarnation=draw(st.sampled_from(["i1", None])),
@@ -103,7 +103,7 @@ def any_facts(draw: st.DrawFn) -> Facts:
             conditions=frozenset(draw(st.sets(st.sampled_from(list(Condition)), max_size=2))),
         ),
         armed=draw(st.booleans()),
-        evidence=draw(st.none() | EVIDENCE | WEDGED),
+        evidence=draw(st.none() | EVIDENCE | STALLED),
         container=draw(st.none() | CONTAINER),
         container_known=draw(st.booleans()),
         job=draw(st.none() | JOB),
@@ -118,7 +118,7 @@ def any_facts(draw: st.DrawFn) -> Facts:
 
 
 def confirmed(known: Facts) -> bool:
-    """By another road than the remedy's: what must hold of the evidence for anything to be touched."""
+    """Whether the evidence confirms an action, computed independently of the remedy."""
     seen: WorkerFacts | None = known.evidence
     if seen is None or seen.sample_age_s > LIMITS.evidence_fresh_s:
         return False
@@ -137,20 +137,20 @@ def confirmed(known: Facts) -> bool:
 
 
 @given(any_facts())
-def test_nothing_is_stopped_without_fresh_confirming_evidence_unless_its_stop_has_begun(known: Facts) -> None:
+def test_stop_needs_fresh_evidence_unless_it_has_begun(known: Facts) -> None:
     step = decide(known)
-    promised = known.episode.free
+    planned = known.episode.free
 
     if isinstance(step, Stop):
-        assert promised is not None
+        assert planned is not None
         assert known.container_known
         assert known.container is not None
-        assert known.container.incarnation == promised.key
-        assert promised.stage is Stage.STOPPING or (promised.stage is Stage.PLANNED and confirmed(known))
+        assert known.container.incarnation == planned.key
+        assert planned.stage is Stage.STOPPING or (planned.stage is Stage.PLANNED and confirmed(known))
 
 
 @given(any_facts())
-def test_nothing_is_fenced_that_lives_and_is_not_confirmed(known: Facts) -> None:
+def test_live_worker_is_fenced_only_with_evidence(known: Facts) -> None:
     step = decide(known)
 
     if isinstance(step, Fence):
@@ -163,24 +163,24 @@ def test_nothing_is_fenced_that_lives_and_is_not_confirmed(known: Facts) -> None
 
 
 @given(any_facts())
-def test_nothing_is_requeued_or_failed_before_it_is_dead_or_the_bound_has_passed(known: Facts) -> None:
+def test_job_is_settled_only_after_the_exit_or_the_timeout(known: Facts) -> None:
     step = decide(known)
-    promised, owed = known.episode.free, known.episode.settle
+    planned, owed = known.episode.free, known.episode.settle
 
     if isinstance(step, Requeue | Fail):
-        assert promised is not None
+        assert planned is not None
         assert owed is not None
         assert owed.stage is Stage.FENCED
         assert known.job is not None
         assert (known.job.state, known.job.attempt) == (State.FENCING, 1)
-        dead = promised.stage in (Stage.DEAD, Stage.STARTING, Stage.DONE)
+        dead = planned.stage in (Stage.DEAD, Stage.STARTING, Stage.DONE)
         assert dead or known.settle_for_s >= LIMITS.settle_timeout_s
         capped = known.job.watchdog_retries >= LIMITS.retries_max or known.job.attempt >= known.job.attempts_max
         assert isinstance(step, Fail) or not capped
 
 
 @given(any_facts())
-def test_gpus_are_taken_out_of_use_once_and_only_for_what_outlived_a_stop_or_its_container(known: Facts) -> None:
+def test_gpus_are_quarantined_once_and_only_after_a_failed_stop(known: Facts) -> None:
     step = decide(known)
 
     if isinstance(step, Quarantine):
@@ -195,7 +195,7 @@ def test_gpus_are_taken_out_of_use_once_and_only_for_what_outlived_a_stop_or_its
 
 
 @given(any_facts())
-def test_while_it_is_not_armed_and_nothing_was_begun_it_only_waits_closes_or_records(known: Facts) -> None:
+def test_disarmed_remedy_only_waits_closes_or_records(known: Facts) -> None:
     assume(known.episode.free is None)
 
     step = decide(replace(known, armed=False))
@@ -205,7 +205,7 @@ def test_while_it_is_not_armed_and_nothing_was_begun_it_only_waits_closes_or_rec
 
 
 @given(any_facts())
-def test_nothing_begins_but_on_confirmed_evidence_about_a_container_that_opted_in(known: Facts) -> None:
+def test_begin_needs_evidence_and_an_opted_in_container(known: Facts) -> None:
     step = decide(known)
 
     if isinstance(step, Begin | WouldAct):
@@ -217,7 +217,7 @@ def test_nothing_begins_but_on_confirmed_evidence_about_a_container_that_opted_i
 
 
 @given(any_facts())
-def test_nothing_starts_before_its_job_is_settled(known: Facts) -> None:
+def test_container_starts_only_after_its_job_is_settled(known: Facts) -> None:
     step = decide(known)
 
     if isinstance(step, Start):
@@ -227,7 +227,7 @@ def test_nothing_starts_before_its_job_is_settled(known: Facts) -> None:
 
 
 @given(any_facts())
-def test_an_episode_closes_only_when_nothing_is_owed_any_more(known: Facts) -> None:
+def test_episode_closes_only_without_open_intents(known: Facts) -> None:
     step = decide(known)
 
     if isinstance(step, Close):
@@ -235,11 +235,11 @@ def test_an_episode_closes_only_when_nothing_is_owed_any_more(known: Facts) -> N
 
 
 @given(any_facts())
-def test_every_step_says_why(known: Facts) -> None:
+def test_every_step_has_a_message(known: Facts) -> None:
     assert decide(known).message
 
 
-def test_a_container_that_somebody_paused_is_left_to_them() -> None:
+def test_paused_container_is_not_touched() -> None:
     before = decide(facts(container=container(paused=True)))
     begun = decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), container=container(paused=True)))
 

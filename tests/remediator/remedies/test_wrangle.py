@@ -1,4 +1,4 @@
-"""Faulty worker or faulty job: what is decided from which counts, a sentence a row; and what no counts may bring."""
+"""Faulty worker or faulty job: the verdict on a tally as truth tables, and properties for any tally."""
 
 from dataclasses import replace
 from typing import Any
@@ -62,75 +62,75 @@ GONE = worker("bad", failed=6, runs_for_s=None)
 
 TABLE: dict[str, tuple[RunTally, type[Verdict], str]] = {
     # B1
-    "nobody has run it yet": (run(), NoAction, ""),
-    "five failures are patience": (run(worker("w1", failed=5), worker("w2", done=9)), NoAction, ""),
-    "five failures each of ten workers are patience too": (
+    "no worker has run it": (run(), NoAction, ""),
+    "five failures are allowed": (run(worker("w1", failed=5), worker("w2", done=9)), NoAction, ""),
+    "five failures of each of ten workers are allowed": (
         run(*(worker(f"w{n}", failed=5) for n in range(10))),
         NoAction,
         "",
     ),
     # B2
-    "the sixth, and others finish items: the worker": (
+    "six failures, others finish items: the worker": (
         run(BAD, worker("w2", done=3, failed=1), worker("w3", done=4)),
         LockWorker,
         "lock bad on box1",
     ),
-    "others finished items, and run it no more": (
+    "others finished items and left": (
         run(BAD, worker("w2", done=1, runs_for_s=None)),
         LockWorker,
         "lock bad on box1",
     ),
-    "it runs the job no more, and others finished": (run(GONE, worker("w2", done=1)), LockWorker, "lock bad on box1"),
-    "others finish and fail by turns": (run(BAD, worker("w2", done=1, failed=50)), LockWorker, "lock bad on box1"),
-    "of two the worse first": (
+    "it left, others finished items": (run(GONE, worker("w2", done=1)), LockWorker, "lock bad on box1"),
+    "others finish and fail items": (run(BAD, worker("w2", done=1, failed=50)), LockWorker, "lock bad on box1"),
+    "two faulty workers: the worse first": (
         run(worker("b1", failed=7), worker("b2", failed=8), worker("w3", done=1)),
         LockWorker,
         "lock b2 on box1",
     ),
-    "others have finished, whoever is fenced meanwhile": (
+    "others finished items, a job is fenced": (
         run(BAD, worker("w2", done=1), unsettled=1),
         LockWorker,
         "lock bad on box1",
     ),
     # B3
-    "nobody finishes any, and all that run it fail: the job": (
+    "no finished item, all fail: the job": (
         run(BAD, worker("w2", failed=1), worker("w3", failed=2)),
         BlockRun,
         "block it",
     ),
-    "one that failed none ran it before, and runs it no more": (
+    "all fail, one without failures left: the job": (
         run(BAD, worker("w2", failed=1), worker("w3", runs_for_s=None)),
         BlockRun,
         "block it",
     ),
     # B4
-    "another has yet to end its first item": (
+    "another has not ended its first item": (
         run(BAD, worker("w2", runs_for_s=TIMEOUT_S - 0.1)),
         Wait,
         Reason.INSUFFICIENT_DATA,
     ),
-    "one is undecided while all others fail": (
+    "one is undecided, all others fail": (
         run(BAD, worker("w2", failed=3), worker("w3")),
         Wait,
         Reason.INSUFFICIENT_DATA,
     ),
-    "the wait is bounded, and then only this one fails: the worker": (
+    "only this one fails after the wait: the worker": (
         run(BAD, worker("w2", runs_for_s=TIMEOUT_S)),
         LockWorker,
         "lock bad on box1",
     ),
-    "one is known not to fail, whatever the undecided one comes to": (
+    "one does not fail, another is undecided: the worker": (
         run(BAD, worker("w2"), worker("w3", runs_for_s=TIMEOUT_S), worker("w4", failed=1)),
         LockWorker,
         "lock bad on box1",
     ),
     # B5
-    "alone with it: it is moved": (
+    "alone: moved": (
         run(BAD),
         Migrate,
         "move it from bad on box1",
     ),
-    "alone with it now, whoever has had it before": (
+    "alone now, others left: moved": (
         run(BAD, worker("w2", failed=2, runs_for_s=None), worker("w3", runs_for_s=None)),
         Migrate,
         "move it from bad on box1",
@@ -141,37 +141,37 @@ TABLE: dict[str, tuple[RunTally, type[Verdict], str]] = {
         BlockRun,
         "block it",
     ),
-    "the worst runs it no more, and another that failed too much is alone": (
+    "the worst left, another faulty one is alone: moved": (
         run(worker("w1", failed=9, runs_for_s=None), BAD, migrations=1),
         Migrate,
         "move it from bad on box1",
     ),
-    "moved, and the next one has failed little": (
+    "moved, the next one has few failures": (
         run(GONE, worker("w2", failed=5), migrations=1),
         NoAction,
         "",
     ),
-    "moved, and the next one finishes: so it was the worker": (
+    "moved, the next one finishes items: the worker": (
         run(GONE, worker("w2", done=1), migrations=1),
         LockWorker,
         "lock bad on box1",
     ),
     # A job at its cap
-    "the job of another is at a cap": (run(BAD, worker("w2", done=1, spent="job 8")), LockWorker, "lock bad on box1"),
+    "another worker is at its cap": (run(BAD, worker("w2", done=1, spent="job 8")), LockWorker, "lock bad on box1"),
     # B6
-    "one finished item clears it": (run(worker("w1", done=1, failed=99)), NoAction, ""),
-    "it clears the one, and not the other": (
+    "one finished item clears a worker": (run(worker("w1", done=1, failed=99)), NoAction, ""),
+    "one worker is cleared, the other locked": (
         run(worker("w1", done=1, failed=99), BAD),
         LockWorker,
         "lock bad on box1",
     ),
     # B7
-    "nobody asked for it": (run(BAD, worker("w2", done=1), asked=False), NoAction, ""),
-    # What is not known
-    "the run is over": (run(BAD, worker("w2", done=1), over=True), NoAction, ""),
-    "ranks end as one": (run(BAD, worker("w2", done=1), ranked=True), NoAction, ""),
-    "a job of it is of a lost host": (run(BAD, unsettled=1), Wait, Reason.JOBS_IN_DOUBT),
-    "nobody runs it": (run(GONE), NoAction, ""),
+    "wrangling is off": (run(BAD, worker("w2", done=1), asked=False), NoAction, ""),
+    # Unknown
+    "the run ended": (run(BAD, worker("w2", done=1), over=True), NoAction, ""),
+    "a run of a gang": (run(BAD, worker("w2", done=1), ranked=True), NoAction, ""),
+    "one of its jobs is on a lost host": (run(BAD, unsettled=1), Wait, Reason.JOBS_IN_DOUBT),
+    "no worker runs it": (run(GONE), NoAction, ""),
 }
 
 
@@ -179,11 +179,11 @@ TABLE: dict[str, tuple[RunTally, type[Verdict], str]] = {
     "counts",
     [
         pytest.param(run(LAST, worker("w2", done=1)), id="others finish items"),
-        pytest.param(run(LAST, worker("w2", runs_for_s=TIMEOUT_S)), id="another fails none for long"),
-        pytest.param(run(LAST), id="it is alone with it"),
+        pytest.param(run(LAST, worker("w2", runs_for_s=TIMEOUT_S)), id="another has no failures for long"),
+        pytest.param(run(LAST), id="it is alone"),
     ],
 )
-def test_what_would_fail_for_being_taken_is_left_with_its_worker_and_a_person_told(counts: RunTally) -> None:
+def test_job_without_an_attempt_left_is_not_taken(counts: RunTally) -> None:
     verdict = classify(counts, RULES)
 
     assert isinstance(verdict, Wait)
@@ -191,7 +191,7 @@ def test_what_would_fail_for_being_taken_is_left_with_its_worker_and_a_person_to
     assert "job 7 has no attempt left" in verdict.message
 
 
-HERE, HERE_TOO = worker("bad", failed=6), worker("b2", failed=7)
+HERE, HERE_WORSE = worker("bad", failed=6), worker("b2", failed=7)
 THERE = replace(worker("worse", failed=9), host="box2")
 FINE = worker("w2", done=1)
 
@@ -203,40 +203,44 @@ def at_cap(each: WorkerTally) -> WorkerTally:
 @pytest.mark.parametrize(
     ("counts", "host", "said"),
     [
-        pytest.param(run(HERE, THERE, FINE), "box1", "lock bad on box1", id="its own, though another host's is worse"),
-        pytest.param(run(HERE, HERE_TOO, THERE, FINE), "box1", "lock b2 on box1", id="of its own the worst"),
-        pytest.param(run(HERE, at_cap(HERE_TOO), FINE), "box1", "lock bad on box1", id="of its own one not at a cap"),
-        pytest.param(run(THERE, FINE), "box1", "lock worse on box2", id="another host's, where it has none"),
+        pytest.param(run(HERE, THERE, FINE), "box1", "lock bad on box1", id="the own host, another host is worse"),
+        pytest.param(run(HERE, HERE_WORSE, THERE, FINE), "box1", "lock b2 on box1", id="the worst of the own host"),
         pytest.param(
-            run(at_cap(HERE), THERE, FINE), "box1", "lock worse on box2", id="another host's, its own at a cap"
+            run(HERE, at_cap(HERE_WORSE), FINE), "box1", "lock bad on box1", id="one of the own host not at its cap"
         ),
-        pytest.param(run(at_cap(HERE), FINE), "box1", Reason.ATTEMPTS_EXHAUSTED, id="nobody, where all are at a cap"),
-        pytest.param(run(HERE, at_cap(THERE), FINE), None, "lock bad on box1", id="to a person, one not at a cap"),
-        pytest.param(run(HERE, THERE), "box1", "block it", id="nobody finishes any: the run"),
+        pytest.param(run(THERE, FINE), "box1", "lock worse on box2", id="another host, none on the own host"),
+        pytest.param(
+            run(at_cap(HERE), THERE, FINE), "box1", "lock worse on box2", id="another host, the own at its cap"
+        ),
+        pytest.param(run(at_cap(HERE), FINE), "box1", Reason.ATTEMPTS_EXHAUSTED, id="none, all at their caps"),
+        pytest.param(
+            run(HERE, at_cap(THERE), FINE), None, "lock bad on box1", id="for an operator, one not at its cap"
+        ),
+        pytest.param(run(HERE, THERE), "box1", "block it", id="no finished item: the run"),
         pytest.param(
             run(HERE, THERE, worker("w2", runs_for_s=TIMEOUT_S)),
             "box1",
             "lock worse on box2",
-            id="nobody finishes any: the worst of all",
+            id="no finished item: the worst of all",
         ),
     ],
 )
-def test_which_of_several_faulty_workers_is_locked_first(counts: RunTally, host: str | None, said: str) -> None:
+def test_order_of_several_faulty_workers(counts: RunTally, host: str | None, said: str) -> None:
     verdict = classify(counts, RULES, host=host)
 
     assert deed_or_reason(verdict) == said
     assert isinstance(verdict, Wait) or still_valid(counts, verdict, RULES)  # type: ignore[arg-type]
 
 
-def test_a_run_is_blocked_whatever_its_jobs_have_left() -> None:
+def test_run_is_blocked_although_a_job_has_no_attempt_left() -> None:
     assert isinstance(classify(run(LAST, worker("w2", failed=1)), RULES), BlockRun)
 
 
-@pytest.mark.parametrize(("counts", "wanted", "said"), TABLE.values(), ids=TABLE)
-def test_what_is_decided(counts: RunTally, wanted: type[Verdict], said: str) -> None:
+@pytest.mark.parametrize(("counts", "expected", "said"), TABLE.values(), ids=TABLE)
+def test_verdict_on_a_tally(counts: RunTally, expected: type[Verdict], said: str) -> None:
     verdict = classify(counts, RULES)
 
-    assert (type(verdict), deed_or_reason(verdict)) == (wanted, said)
+    assert (type(verdict), deed_or_reason(verdict)) == (expected, said)
 
 
 def deed_or_reason(verdict: Verdict) -> str:
@@ -258,31 +262,31 @@ FIGURES: dict[str, tuple[RunTally, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("counts", "figures"), FIGURES.values(), ids=FIGURES)
-def test_the_sentence_names_workers_and_figures(counts: RunTally, figures: tuple[str, ...]) -> None:
+def test_message_names_workers_and_figures(counts: RunTally, figures: tuple[str, ...]) -> None:
     message = classify(counts, RULES).message
 
     assert [each for each in figures if each not in message] == []
 
 
-def test_the_constants_are_those_of_the_specification() -> None:
+def test_constants_are_those_of_the_specification() -> None:
     assert (ACTIVATION, MIGRATIONS_MAX) == (5, 3)
     assert Rules(activation=ACTIVATION, migrations_max=MIGRATIONS_MAX, timeout_s=TIMEOUT_S) == RULES
 
 
 @pytest.mark.parametrize(
-    ("rules", "counts", "wanted"),
+    ("rules", "counts", "expected"),
     [
-        pytest.param(Rules(activation=0), run(worker("w1", failed=1)), Migrate, id="the first failure is one too many"),
-        pytest.param(Rules(activation=9), run(worker("w1", failed=9)), NoAction, id="more patience with failures"),
-        pytest.param(Rules(migrations_max=0), run(BAD), BlockRun, id="never moved"),
-        pytest.param(Rules(timeout_s=60), run(BAD, worker("w2")), LockWorker, id="less patience with the undecided"),
+        pytest.param(Rules(activation=0), run(worker("w1", failed=1)), Migrate, id="activation 0"),
+        pytest.param(Rules(activation=9), run(worker("w1", failed=9)), NoAction, id="activation 9"),
+        pytest.param(Rules(migrations_max=0), run(BAD), BlockRun, id="no moves"),
+        pytest.param(Rules(timeout_s=60), run(BAD, worker("w2")), LockWorker, id="timeout 60 s"),
     ],
 )
-def test_each_constant_is_its_owners(rules: Rules, counts: RunTally, wanted: type[Verdict]) -> None:
-    assert type(classify(counts, rules)) is wanted
+def test_constants_can_be_set(rules: Rules, counts: RunTally, expected: type[Verdict]) -> None:
+    assert type(classify(counts, rules)) is expected
 
 
-def test_who_is_to_be_told_of_a_worker_and_of_a_job() -> None:
+def test_recipients_of_a_lock_and_a_block() -> None:
     lock, block = classify(run(BAD, worker("w2", done=1)), RULES), classify(run(BAD, worker("w2", failed=1)), RULES)
 
     assert isinstance(lock, LockWorker)
@@ -290,7 +294,7 @@ def test_who_is_to_be_told_of_a_worker_and_of_a_job() -> None:
     assert (lock.tell, block.tell) == ("administrator", "submitter")
 
 
-# --- whatever the counts are
+# --- any tally
 
 TALLIES = st.builds(
     WorkerTally,
@@ -313,7 +317,7 @@ RUNS = st.builds(
 
 
 @given(RUNS)
-def test_no_counts_lock_one_who_finished_any_or_judge_before_the_sixth_failure(counts: RunTally) -> None:
+def test_no_tally_locks_a_worker_that_finished_an_item(counts: RunTally) -> None:
     verdict = classify(counts, RULES)
 
     if isinstance(verdict, NoAction):
@@ -334,7 +338,7 @@ def test_no_counts_lock_one_who_finished_any_or_judge_before_the_sixth_failure(c
 
 
 @given(RUNS, st.randoms(use_true_random=False))
-def test_the_order_in_which_the_workers_are_told_decides_nothing(counts: RunTally, random: Any) -> None:
+def test_order_of_workers_does_not_change_the_verdict(counts: RunTally, random: Any) -> None:
     shuffled = random.sample(counts.workers, len(counts.workers))
     found, again = classify(counts, RULES), classify(replace(counts, workers=tuple(shuffled)), RULES)
 
@@ -344,7 +348,7 @@ def test_the_order_in_which_the_workers_are_told_decides_nothing(counts: RunTall
 
 
 class Farm:
-    """One run on a farm: each worker finishes every item it tries, fails every one, or never ends its first."""
+    """One run on a farm. A worker finishes every item, fails every item, or never ends its first."""
 
     def __init__(self, nature: dict[str, str], at_once: int) -> None:
         self.nature, self.at_once = nature, at_once
@@ -355,7 +359,7 @@ class Farm:
         self.migrations = 0
 
     def hour(self) -> None:
-        """Workers that may take the run's jobs; each that runs one tries an item."""
+        """Let free workers claim jobs of the run, and each of them try an item."""
         for name in self.nature:
             if len(self.running) < self.at_once and name not in {*self.running, *self.locked, *self.tried}:
                 self.running[name] = 0.0
@@ -379,7 +383,7 @@ class Farm:
             self.counts[verdict.worker] = [0, 0]
         else:
             self.migrations += 1
-            assert verdict.worker not in self.tried, "it came back to one that was tried"
+            assert verdict.worker not in self.tried, "it was moved to an earlier worker"
             self.tried.add(verdict.worker)
         self.running.pop(verdict.worker, None)
 
@@ -388,7 +392,7 @@ class Farm:
     st.lists(st.sampled_from(["good", "bad", "bad", "slow"]), min_size=1, max_size=7),
     st.integers(1, 4),
 )
-def test_a_farm_rests_with_its_good_workers_after_three_moves(natures: list[str], at_once: int) -> None:
+def test_farm_ends_with_its_good_workers_after_three_moves(natures: list[str], at_once: int) -> None:
     farm = Farm({f"w{n}": nature for n, nature in enumerate(natures)}, at_once)
     acts: list[Verdict] = []
     for _ in range(20 * len(natures)):
@@ -408,7 +412,7 @@ def test_a_farm_rests_with_its_good_workers_after_three_moves(natures: list[str]
         assert isinstance(verdict, BlockRun)
 
 
-# --- what becomes of an episode
+# --- the episode
 
 LOCKS = run(BAD, worker("w2", done=3))
 BLOCKS = run(BAD, worker("w2", failed=1))
@@ -417,28 +421,28 @@ NOTHING = run(worker("bad", failed=5))
 ELSEWHERE = run(THERE, FINE)
 
 
-def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_runs() -> None:
+def test_remedy_has_the_name_of_the_rules_and_is_about_runs() -> None:
     remedy = REMEDIES["wrangle"]
 
     assert (remedy.decide, remedy.conditions, remedy.subject) == (decide, CONFIRMABLE, Subject.RUN)
     assert {Condition.ITEMS} == CONFIRMABLE
 
 
-@pytest.mark.parametrize("firing", [True, False], ids=["its alert fires", "its alert has ended, which is no recovery"])
+@pytest.mark.parametrize("firing", [True, False], ids=["alert fires", "alert ended"])
 @pytest.mark.parametrize(
-    ("counts", "wanted", "deed"),
+    ("counts", "expected", "deed"),
     [
         pytest.param(LOCKS, LockWorker, "lock bad on box1", id="lock"),
         pytest.param(MOVES, Migrate, "move it from bad on box1", id="move"),
         pytest.param(BLOCKS, BlockRun, "block it", id="block"),
     ],
 )
-def test_an_act_is_done_or_recorded_once(counts: RunTally, wanted: type[Wrangle], deed: str, *, firing: bool) -> None:
+def test_action_is_done_or_recorded_once(counts: RunTally, expected: type[Wrangle], deed: str, *, firing: bool) -> None:
     step = decide(run_facts(counts, firing=firing))
     would = decide(run_facts(counts, firing=firing, armed=False))
     again = decide(run_facts(counts, firing=firing, armed=False, would_act=True))
 
-    assert isinstance(step, wanted)
+    assert isinstance(step, expected)
     assert step == classify(counts, RULES)
     assert step.deed == deed
     assert isinstance(would, WouldAct)
@@ -453,18 +457,18 @@ WAITS: dict[str, tuple[Facts, Reason]] = {
         run_facts(LOCKS, run=None, unknown="no answer"),
         Reason.QUEUE_UNREACHABLE,
     ),
-    "its alert has ended, and the queue does not answer": (
+    "the alert ended, and the queue does not answer": (
         run_facts(LOCKS, run=None, firing=False),
         Reason.QUEUE_UNREACHABLE,
     ),
     "the queue has no such run": (run_facts(None), Reason.NO_RUN),
-    "nobody is accused in the queue": (run_facts(NOTHING), Reason.NO_FAULT_FOUND),
-    "who runs it is not known": (run_facts(run(BAD, unsettled=1)), Reason.JOBS_IN_DOUBT),
-    "nor where its alert has ended meanwhile": (
+    "no fault in the queue": (run_facts(NOTHING), Reason.NO_FAULT_FOUND),
+    "jobs in doubt": (run_facts(run(BAD, unsettled=1)), Reason.JOBS_IN_DOUBT),
+    "jobs in doubt, alert ended": (
         run_facts(run(BAD, unsettled=1), firing=False),
         Reason.JOBS_IN_DOUBT,
     ),
-    "the faulty one is on another host": (
+    "the faulty worker is on another host": (
         run_facts(ELSEWHERE),
         Reason.OTHER_WORKER_FAULTY,
     ),
@@ -472,7 +476,7 @@ WAITS: dict[str, tuple[Facts, Reason]] = {
 
 
 @pytest.mark.parametrize(("given_facts", "reason"), WAITS.values(), ids=WAITS)
-def test_what_an_episode_waits_for(given_facts: Facts, reason: Reason) -> None:
+def test_episode_waits(given_facts: Facts, reason: Reason) -> None:
     step = decide(given_facts)
 
     assert isinstance(step, Wait)
@@ -486,29 +490,29 @@ def test_what_an_episode_waits_for(given_facts: Facts, reason: Reason) -> None:
             run_facts(NOTHING, firing=False, decided=True, done=True),
             Outcome.FIXED,
             Reason.DONE,
-            id="something was done",
+            id="action done",
         ),
         pytest.param(
             run_facts(NOTHING, firing=False, decided=True),
             Outcome.PARTLY,
             Reason.NOT_RECORDED,
-            id="whether it was is not known",
+            id="action not recorded",
         ),
-        pytest.param(run_facts(NOTHING, firing=False), Outcome.UNCONFIRMED, Reason.NO_FAULT_FOUND, id="nothing was"),
-        pytest.param(run_facts(None, firing=False), Outcome.UNCONFIRMED, Reason.NO_RUN, id="there is no such run"),
+        pytest.param(run_facts(NOTHING, firing=False), Outcome.UNCONFIRMED, Reason.NO_FAULT_FOUND, id="no action"),
+        pytest.param(run_facts(None, firing=False), Outcome.UNCONFIRMED, Reason.NO_RUN, id="unknown run"),
         pytest.param(
             run_facts(ELSEWHERE, firing=False),
             Outcome.UNCONFIRMED,
             Reason.OTHER_WORKER_FAULTY,
-            id="what is left is another host's",
+            id="another host is faulty",
         ),
     ],
 )
-def test_an_episode_ends_with_its_alert_and_its_work(ended: Facts, outcome: Outcome, reason: Reason) -> None:
+def test_episode_closes_with_its_alert(ended: Facts, outcome: Outcome, reason: Reason) -> None:
     assert decide(ended) == Close(outcome=outcome, reason=reason, message="")
 
 
-def test_the_constants_are_those_of_the_settings() -> None:
+def test_rules_have_the_constants_of_the_settings() -> None:
     assert rules(Limits()) == Rules()
     assert rules(Limits(wrangle_activation=1, wrangle_migrations_max=2, wrangle_timeout_s=3.0)) == Rules(
         activation=1, migrations_max=2, timeout_s=3.0
@@ -519,12 +523,14 @@ def test_the_constants_are_those_of_the_settings() -> None:
 @pytest.mark.parametrize(
     ("counts", "so"),
     [
-        pytest.param(run(replace(BAD, failed=9), worker("w2", done=8)), True, id="the figures have grown"),
-        pytest.param(run(replace(BAD, done=1), worker("w2", done=3)), False, id="it has finished one"),
-        pytest.param(run(BAD, unsettled=1), False, id="who runs it is not known any more"),
-        pytest.param(MOVES, False, id="something else is found of it"),
-        pytest.param(run(worker("other", failed=6), worker("w2", done=3)), False, id="the same is found of another"),
+        pytest.param(run(replace(BAD, failed=9), worker("w2", done=8)), True, id="more failures"),
+        pytest.param(run(replace(BAD, done=1), worker("w2", done=3)), False, id="it finished an item"),
+        pytest.param(run(BAD, unsettled=1), False, id="jobs in doubt"),
+        pytest.param(MOVES, False, id="another verdict"),
+        pytest.param(
+            run(worker("other", failed=6), worker("w2", done=3)), False, id="the same verdict on another worker"
+        ),
     ],
 )
-def test_whether_what_was_decided_stands(counts: RunTally, *, so: bool) -> None:
+def test_verdict_is_still_valid(counts: RunTally, *, so: bool) -> None:
     assert still_valid(counts, classify(LOCKS, RULES), RULES) is so  # type: ignore[arg-type]

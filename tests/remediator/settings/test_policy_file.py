@@ -1,4 +1,4 @@
-"""The policy file: what it may say, what is refused and in which words, that a change is seen, and what follows."""
+"""The policy file: valid and invalid contents, reloads, and the effect on remedies."""
 
 import time
 from dataclasses import replace
@@ -30,7 +30,7 @@ from tests.remediator.executor.builders import (
 )
 from tests.remediator.executor.test_timers import BOUND_S, Clocks, clocks, lingering, look_on
 
-__all__ = ["clocks"]  # a fixture, for its name's sake
+__all__ = ["clocks"]  # a fixture
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def write(path: Path, text: str) -> None:
-    """Replace it whole, as the file wants to be."""
+    """Replace the file atomically."""
     new = path.with_name("new")
     new.write_text(text)
     new.replace(path)
@@ -55,18 +55,20 @@ def read(path: Path, text: str) -> PolicyFile:
     return PolicyFile(path)
 
 
-def test_every_remedy_that_frees_has_a_table_and_those_without_a_job_none_of_a_jobs_keys() -> None:
-    frees_nothing = {Subject.HOST, Subject.RUN}
-    assert Policies.model_fields.keys() == {name for name, its in REMEDIES.items() if its.subject not in frees_nothing}
+def test_every_remedy_that_restarts_has_a_table() -> None:
+    without_restart = {Subject.HOST, Subject.RUN}
+    assert Policies.model_fields.keys() == {
+        name for name, its in REMEDIES.items() if its.subject not in without_restart
+    }
     assert isinstance(Policies().of("restart_worker"), JobRemedyPolicy)
     assert not isinstance(Policies().of("restart_container"), JobRemedyPolicy)
 
 
-def test_an_empty_file_says_nothing(path: Path) -> None:
+def test_empty_file_sets_nothing(path: Path) -> None:
     assert read(path, "").now() == Policies()
 
 
-def test_what_a_file_says_is_said_of_its_remedy_alone(path: Path) -> None:
+def test_table_applies_only_to_its_remedy(path: Path) -> None:
     text = """
         [restart_worker]
         unconfirmed = "hold"
@@ -96,8 +98,12 @@ def test_what_a_file_says_is_said_of_its_remedy_alone(path: Path) -> None:
         ("[restart_worker", "cannot be read"),
         ("#" * (64 * 1024 + 1), "is larger than 65536 bytes"),
     ],
+    ids=[
+        "unknown table", "unknown name", "name of another table", "unknown choice", "negative", "text", "NaN",
+        "not a table", "not TOML", "too large",
+    ],
 )  # fmt: skip
-def test_what_is_not_known_or_will_not_do_is_refused_with_what_is_wanted(path: Path, text: str, because: str) -> None:
+def test_invalid_file_is_refused_with_the_expected_values(path: Path, text: str, because: str) -> None:
     with pytest.raises(GpuwardenError) as refused:
         read(path, text)
 
@@ -105,7 +111,7 @@ def test_what_is_not_known_or_will_not_do_is_refused_with_what_is_wanted(path: P
     assert because in str(refused.value)
 
 
-def test_a_change_is_read_and_what_will_not_do_then_leaves_all_as_it_was(path: Path) -> None:
+def test_valid_change_is_loaded_and_an_invalid_one_ignored(path: Path) -> None:
     its = read(path, "[restart_worker]\ncooldown_s = 1")
 
     write(path, "[restart_worker]\ncooldown_s = 2")
@@ -122,7 +128,7 @@ def test_a_change_is_read_and_what_will_not_do_then_leaves_all_as_it_was(path: P
     assert "restart_worker.cooldown_s = -3" in logs[0]["because"]
 
 
-def test_a_bad_policy_file_ends_the_program(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_policy_file_prevents_the_start(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuwarden.logs.configure", lambda **_: None)
     (tmp_path / "host").write_text("box1\n")
     write(path, "[restart_worker]\nhold = true")
@@ -133,10 +139,12 @@ def test_a_bad_policy_file_ends_the_program(path: Path, tmp_path: Path, monkeypa
         command(["execute", *options])
 
 
-# --- what follows
+# --- effects
 
 
-def test_a_job_not_seen_dead_is_held_by_policy(ledger: Ledger, store: JobStore, clocks: Clocks, path: Path) -> None:
+def test_job_with_an_unconfirmed_exit_is_held_by_policy(
+    ledger: Ledger, store: JobStore, clocks: Clocks, path: Path
+) -> None:
     policy = read(path, '[restart_worker]\nunconfirmed = "hold"')
     works = executor(ledger, store, lingering(ledger, store), policy=policy)
     turn(works, ledger)
@@ -153,7 +161,7 @@ def test_a_job_not_seen_dead_is_held_by_policy(ledger: Ledger, store: JobStore, 
     assert history(ledger).outcome == "partly_mended"
 
 
-def test_a_person_cancels_a_held_job(ledger: Ledger, store: JobStore, clocks: Clocks, path: Path) -> None:
+def test_operator_cancels_a_held_job(ledger: Ledger, store: JobStore, clocks: Clocks, path: Path) -> None:
     policy = read(path, '[restart_worker]\nunconfirmed = "hold"')
     works = executor(ledger, store, lingering(ledger, store), policy=policy)
     turn(works, ledger)
@@ -165,7 +173,7 @@ def test_a_person_cancels_a_held_job(ledger: Ledger, store: JobStore, clocks: Cl
     assert (store.job(1).state, history(ledger).outcome) == (State.CANCELLED, "partly_mended")
 
 
-def test_a_remedys_own_cap_of_retries_holds_in_the_options_place(ledger: Ledger, store: JobStore, path: Path) -> None:
+def test_retries_max_of_a_remedy_overrides_the_option(ledger: Ledger, store: JobStore, path: Path) -> None:
     works = executor(ledger, store, stalled_job(ledger, store), policy=read(path, "[restart_worker]\nretries_max = 0"))
 
     to_the_end(works, ledger)
@@ -174,7 +182,7 @@ def test_a_remedys_own_cap_of_retries_holds_in_the_options_place(ledger: Ledger,
     assert store.job(1).state is State.FAILED
 
 
-def test_a_remedys_own_cool_down_holds_in_the_options_place(ledger: Ledger, store: JobStore, path: Path) -> None:
+def test_cooldown_of_a_remedy_overrides_the_option(ledger: Ledger, store: JobStore, path: Path) -> None:
     pace = replace(PACE, safety_limits=SafetyLimits(cooldown_s=300.0))
     world = silent_server(ledger)
     box = world.boxes["w1"]

@@ -1,4 +1,4 @@
-"""The settings: each is described with its unit, read from options and environment, and its page is current."""
+"""Settings: descriptions with units, options, environment variables, and the generated page."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from remediator.settings.settings import ExecuteSettings, ServeSettings
 BOTH: list[type[BaseSettings]] = [ServeSettings, ExecuteSettings]
 FIELDS = [(settings, name) for settings in BOTH for name in settings.model_fields]
 UNITS = {"_s": "seconds", "_bytes": "bytes"}
-WANTED = ["--ledger", "sqlite:////l.db", "--queue-db", "sqlite:////q.db"]
+REQUIRED = ["--ledger", "sqlite:////l.db", "--queue-db", "sqlite:////q.db"]
 
 
 @pytest.mark.parametrize(("settings", "name"), FIELDS, ids=[f"{each.__name__}.{name}" for each, name in FIELDS])
-def test_every_setting_is_described_with_its_unit(settings: type[BaseSettings], name: str) -> None:
+def test_setting_is_described_with_its_unit(settings: type[BaseSettings], name: str) -> None:
     description = settings.model_fields[name].description or ""
 
     assert len(description) > 15
@@ -26,35 +26,35 @@ def test_every_setting_is_described_with_its_unit(settings: type[BaseSettings], 
 
 
 @pytest.mark.parametrize("settings", BOTH)
-def test_every_number_is_bounded(settings: type[BaseSettings]) -> None:
+def test_number_has_limits(settings: type[BaseSettings]) -> None:
     for name, schema in settings.model_json_schema()["properties"].items():
         if schema.get("type") in ("number", "integer"):
             assert {"minimum", "exclusiveMinimum"} & schema.keys(), name
             assert schema["type"] == "integer" or "maximum" in schema, name
 
 
-def test_arming_at_the_first_start_has_to_be_asked_for() -> None:
-    assert CliApp.run(ExecuteSettings, cli_args=WANTED).armed is False
-    assert CliApp.run(ExecuteSettings, cli_args=[*WANTED, "--armed"]).armed is True
+def test_executor_is_not_armed_by_default() -> None:
+    assert CliApp.run(ExecuteSettings, cli_args=REQUIRED).armed is False
+    assert CliApp.run(ExecuteSettings, cli_args=[*REQUIRED, "--armed"]).armed is True
 
 
-def test_settings_come_from_the_environment_and_an_option_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_option_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUWARDEN_REMEDIATOR_RETRIES_MAX", "5")
     monkeypatch.setenv("GPUWARDEN_REMEDIATOR_SWEEP_INTERVAL_S", "7")
 
-    found = CliApp.run(ExecuteSettings, cli_args=[*WANTED, "--retries-max", "1"])
+    found = CliApp.run(ExecuteSettings, cli_args=[*REQUIRED, "--retries-max", "1"])
 
     assert (found.retries_max, found.sweep_interval_s) == (1, 7.0)
 
 
-def test_the_hosts_folder_is_the_one_that_workers_and_exporter_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_dir_comes_from_the_shared_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUWARDEN_RUNTIME_DIR", raising=False)
-    assert CliApp.run(ExecuteSettings, cli_args=WANTED).runtime_dir == Path("/run/gpuwarden")
+    assert CliApp.run(ExecuteSettings, cli_args=REQUIRED).runtime_dir == Path("/run/gpuwarden")
 
     monkeypatch.setenv("GPUWARDEN_RUNTIME_DIR", "/srv/gpuwarden")
-    assert CliApp.run(ExecuteSettings, cli_args=WANTED).runtime_dir == Path("/srv/gpuwarden")
+    assert CliApp.run(ExecuteSettings, cli_args=REQUIRED).runtime_dir == Path("/srv/gpuwarden")
 
-    assert CliApp.run(ExecuteSettings, cli_args=[*WANTED, "--runtime-dir", "/opt"]).runtime_dir == Path("/opt")
+    assert CliApp.run(ExecuteSettings, cli_args=[*REQUIRED, "--runtime-dir", "/opt"]).runtime_dir == Path("/opt")
 
 
 SERVE = ["--ledger", "sqlite:////l.db", "--web-config-file", "w"]
@@ -64,19 +64,19 @@ TWO = ("http://a:9093", "https://b/alertmanager")
 @pytest.mark.parametrize(
     "options",
     [["--alertmanager", ",".join(TWO)], ["--alertmanager", TWO[0], "--alertmanager", TWO[1]]],
-    ids=["separated by commas", "an option each"],
+    ids=["separated by commas", "separate options"],
 )
-def test_several_alertmanagers_are_given_either_way(options: list[str]) -> None:
+def test_several_alertmanagers_are_accepted_in_both_forms(options: list[str]) -> None:
     assert CliApp.run(ServeSettings, cli_args=[*SERVE, *options]).alertmanager == TWO
 
 
 @pytest.mark.parametrize("pattern", ["*", "*.service", "w@*"])
-def test_services_that_would_be_all_of_the_hosts_or_none_are_refused(pattern: str) -> None:
+def test_pattern_that_matches_any_service_is_refused(pattern: str) -> None:
     with pytest.raises(ValidationError, match="names no services"):
         CliApp.run(ExecuteSettings, cli_args=["--ledger=x", "--queue-db=y", "--systemd-unit", pattern])
 
 
-def test_several_alertmanagers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_alertmanagers_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliApp.run(ServeSettings, cli_args=SERVE).alertmanager == ()
 
     monkeypatch.setenv("GPUWARDEN_REMEDIATOR_ALERTMANAGER", ", ".join(TWO))
@@ -85,26 +85,26 @@ def test_several_alertmanagers_come_from_the_environment(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("option", ["docker", "podman"])
-def test_a_file_is_no_engines_address(option: str) -> None:
+def test_engine_address_without_a_scheme_is_refused(option: str) -> None:
     with pytest.raises(ValidationError, match=r"wanted is unix:///run/d\.sock, or 'none'"):
         ExecuteSettings(**{option: "/run/d.sock"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", ["127.0.0.1:9093", "ftp://a", "http://", "http://a:port", "http://[::1"])
-def test_an_alertmanager_without_an_address_is_refused(wrong: str) -> None:
+def test_invalid_alertmanager_url_is_refused(wrong: str) -> None:
     with pytest.raises(ValidationError, match="URL 2 is invalid"):
         CliApp.run(ServeSettings, cli_args=[*SERVE, "--alertmanager", f"{TWO[0]},{wrong}"])
 
 
-def test_a_password_in_an_address_beside_one_that_will_not_do_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_password_in_a_url_is_not_printed_with_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     code = command(["serve", *SERVE, "--alertmanager", "http://ann:secret@a:9093,nowhere"])
 
     said = capsys.readouterr().err
     assert (code, "URL 2 is invalid" in said, "secret" in said) == (2, True, False)
 
 
-def test_an_address_of_prometheus_without_a_scheme_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(["execute", *WANTED, "--prometheus", "http://ann:secret@a:9090,nowhere"]) == 2
+def test_prometheus_url_without_a_scheme_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["execute", *REQUIRED, "--prometheus", "http://ann:secret@a:9090,nowhere"]) == 2
     said = capsys.readouterr().err
     assert ("--prometheus: URL" in said, "URL 2 is invalid" in said, "secret" in said) == (True, True, False)
 
@@ -113,16 +113,16 @@ def test_an_address_of_prometheus_without_a_scheme_is_refused(capsys: pytest.Cap
     "wrong",
     [["--interval-s", "0"], ["--settle-timeout-s", "inf"], ["--restart-timeout-s", "nan"], ["--retries-max", "-1"]],
 )
-def test_what_bounds_nothing_is_refused(wrong: list[str]) -> None:
+def test_limit_without_effect_is_refused(wrong: list[str]) -> None:
     with pytest.raises(ValidationError):
-        CliApp.run(ExecuteSettings, cli_args=[*WANTED, *wrong])
+        CliApp.run(ExecuteSettings, cli_args=[*REQUIRED, *wrong])
 
 
-def test_the_page_of_settings_is_current() -> None:
+def test_page_of_settings_is_current() -> None:
     assert reference.main(["--check"]) == 0
 
 
-def test_the_page_names_every_setting_with_its_default() -> None:
+def test_page_names_every_setting_with_its_default() -> None:
     page = reference.settings_page()
 
     for settings, name in FIELDS:
@@ -132,7 +132,7 @@ def test_the_page_names_every_setting_with_its_default() -> None:
     assert "| `--queue-db` | `GPUWARDEN_REMEDIATOR_QUEUE_DB` | " in page
 
 
-def test_a_page_that_lags_is_found_and_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outdated_page_is_detected_and_rewritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reference.main(["--check", "--docs", str(tmp_path)]) == 1
     assert "is outdated: run python -m remediator.reference" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The webhook: the real application behind uvicorn, in a process of its own and, where that must be forced, here."""
+"""The webhook: the real application behind uvicorn, in a separate process or in a thread of this one."""
 
 import gzip
 import json
@@ -50,7 +50,7 @@ ALERTS = "/api/v1/alerts"
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """A webhook that answers at `url`, with the ledger it writes."""
+    """A running webhook at `url`, with its ledger."""
 
     url: str
     ledger: Ledger
@@ -85,8 +85,8 @@ class Served:
         return kept
 
 
-def house(folder: Path, *, web: str = "") -> list[str]:
-    """A host's folder, token and web configuration with `web` in it; the options that point at them."""
+def runtime_options(folder: Path, *, web: str = "") -> list[str]:
+    """Write the runtime folder, the token and a web configuration with `web`. Returns the options for them."""
     folder.mkdir(exist_ok=True)
     (folder / "host").write_text(f"{HOST}\n")
     (folder / "token").write_text(f"{TOKEN}\n")
@@ -112,7 +112,7 @@ def port_of(log: Path) -> int | None:
 
 @contextmanager
 def serving(folder: Path, *more: str, web: str = "") -> Iterator[tuple[Served, subprocess.Popen[bytes]]]:
-    options, log = house(folder, web=web), folder / "log"
+    options, log = runtime_options(folder, web=web), folder / "log"
     with log.open("wb") as stderr:
         process = subprocess.Popen(gpuwarden_remediator("serve", "--port", "0", *options, *more), stderr=stderr)
     try:
@@ -130,29 +130,29 @@ def serving(folder: Path, *more: str, web: str = "") -> Iterator[tuple[Served, s
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One real process for the tests that leave it standing."""
+    """One process for tests that do not stop it."""
     with serving(tmp_path_factory.mktemp("serve")) as (found, process):
         yield found
         assert process.poll() is None, found.log.read_text()
 
 
-@pytest.fixture(params=["a process of its own", "this process"])
+@pytest.fixture(params=["separate process", "this process"])
 def webhook(request: pytest.FixtureRequest) -> Served:
-    """The webhook either way; the second way its lines are counted."""
-    found: Served = request.getfixturevalue("served" if request.param == "a process of its own" else "in_process")
+    """The webhook in both ways. Coverage counts the second."""
+    found: Served = request.getfixturevalue("served" if request.param == "separate process" else "in_process")
     return found
 
 
 @pytest.fixture
 def in_process(ledger: Ledger, ledger_file: Path) -> Iterator[Served]:
-    """The same application through uvicorn in a thread, so that a test can change its constants."""
+    """The application in a thread, so that a test can change its constants."""
     with served_here(ledger, ledger_file) as found:
         yield found
 
 
 @pytest.fixture
 def shared(postgres_url: str, ledger_file: Path) -> Iterator[Served]:
-    """The application on a ledger in PostgreSQL, which executors of several hosts work."""
+    """The application on a PostgreSQL ledger, which executors of several hosts share."""
     with closing(Ledger.open(postgres_url, host=HOST)) as ledger, served_here(ledger, ledger_file) as found:
         yield found
 
@@ -189,7 +189,7 @@ def served_here(
 # --- accepted
 
 
-def test_good_alerts_are_durable_before_202_is_said(webhook: Served) -> None:
+def test_valid_alerts_are_saved_before_202_is_returned(webhook: Served) -> None:
     before = webhook.kept()
 
     answer = webhook.post(payload(sent("a"), sent("b", status="resolved")))
@@ -198,11 +198,11 @@ def test_good_alerts_are_durable_before_202_is_said(webhook: Served) -> None:
     assert webhook.kept() == before + 2
 
 
-def test_an_empty_group_is_accepted(served: Served) -> None:
+def test_empty_group_is_accepted(served: Served) -> None:
     assert served.post(payload()).status_code == 202
 
 
-def test_what_is_refused_is_recorded_counted_and_said_while_the_rest_is_accepted(served: Served) -> None:
+def test_refused_alerts_are_recorded_and_the_others_accepted(served: Served) -> None:
     bad = [sent("x", host="box2"), sent("y", remedy="reboot"), {"status": "firing"}]
     before = [served.count("alerts_total", outcome="refused", reason="other_host") or 0, served.kept()]
 
@@ -220,7 +220,7 @@ def test_what_is_refused_is_recorded_counted_and_said_while_the_rest_is_accepted
 
 
 @pytest.mark.parametrize("text", ["$(touch owned) `id`", "'; DROP TABLE alerts; --", "🙈"])
-def test_hostile_labels_are_kept_as_they_came(served: Served, text: str) -> None:
+def test_hostile_labels_are_saved_unchanged(served: Served, text: str) -> None:
     assert served.post(payload(sent(worker=text))).status_code == 202
 
     while served.ledger.inbox.take_new(HOST, now=1.0):
@@ -228,7 +228,7 @@ def test_hostile_labels_are_kept_as_they_came(served: Served, text: str) -> None
     assert text in [episode.worker for episode in served.ledger.episodes.list_open()]
 
 
-def test_half_a_surrogate_costs_its_own_alert_and_poisons_nothing(webhook: Served) -> None:
+def test_half_a_surrogate_refuses_only_its_own_alert(webhook: Served) -> None:
     body = json.dumps(payload(sent("good"), sent("bad", worker="w\ud800"))).encode()
     assert b"\\ud800" in body
 
@@ -243,17 +243,17 @@ def test_half_a_surrogate_costs_its_own_alert_and_poisons_nothing(webhook: Serve
 WATCHDOG = {**sent(), "labels": {"alertname": "GpuwardenWatchdog", "severity": "none"}}
 
 
-def test_the_rules_are_told_the_bounds_that_are_set(tmp_path: Path) -> None:
-    told = ["--host-lost-after-s=90", "--wrangle-activation=2", "--executor-down-s=7", "--intent-overdue-s=70"]
+def test_limits_are_published_for_the_rules(tmp_path: Path) -> None:
+    options = ["--host-lost-after-s=90", "--wrangle-activation=2", "--executor-down-s=7", "--intent-overdue-s=70"]
 
-    with serving(tmp_path / "house", *told) as (webhook, _):
+    with serving(tmp_path / "run", *options) as (webhook, _):
         assert webhook.count("host_lost_after_seconds") == 90
         assert webhook.count("wrangle_activation_items") == 2
         assert webhook.count("executor_down_after_seconds") == 7
         assert webhook.count("intent_overdue_after_seconds") == 70
 
 
-def test_the_watchdogs_beat_is_noted_and_nothing_is_kept_of_it(in_process: Served) -> None:
+def test_watchdog_alert_updates_its_timestamp_and_is_not_saved(in_process: Served) -> None:
     served = in_process
     assert served.count("watchdog_timestamp_seconds") is None
     before = time.time()
@@ -267,14 +267,14 @@ def test_the_watchdogs_beat_is_noted_and_nothing_is_kept_of_it(in_process: Serve
     assert served.kept() == 1
 
 
-def test_a_watchdog_that_is_over_is_no_beat_and_neither_is_another_alert(in_process: Served) -> None:
+def test_resolved_watchdog_and_other_alerts_are_no_watchdog_heartbeat(in_process: Served) -> None:
     in_process.post(payload({**WATCHDOG, "status": "resolved"}, sent()))
 
     assert in_process.count("watchdog_timestamp_seconds") is None
     assert in_process.kept() == 1
 
 
-def test_the_watchdogs_beat_is_noted_while_the_ledger_is_locked(in_process: Served, ledger_file: Path) -> None:
+def test_watchdog_timestamp_is_updated_while_the_ledger_is_locked(in_process: Served, ledger_file: Path) -> None:
     with closing(sqlite3.connect(ledger_file, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
 
@@ -284,28 +284,28 @@ def test_the_watchdogs_beat_is_noted_while_the_ledger_is_locked(in_process: Serv
     assert in_process.count("watchdog_timestamp_seconds") is not None
 
 
-def test_without_the_token_nobody_beats(in_process: Served) -> None:
+def test_watchdog_alert_needs_the_token(in_process: Served) -> None:
     assert in_process.post(payload(WATCHDOG), headers={}).status_code == 401
 
     assert in_process.count("watchdog_timestamp_seconds") is None
 
 
-# --- not let in
+# --- not authenticated
 
 UNAUTHENTICATED = {
     "no token": {},
-    "a wrong token": {"Authorization": "Bearer 0123456789abcdef-tokem"},
-    "the beginning of the token": {"Authorization": f"Bearer {TOKEN[:-1]}"},
-    "more than the token": {"Authorization": f"Bearer {TOKEN}x"},
-    "an empty token": {"Authorization": "Bearer"},
+    "wrong token": {"Authorization": "Bearer 0123456789abcdef-tokem"},
+    "prefix of the token": {"Authorization": f"Bearer {TOKEN[:-1]}"},
+    "longer than the token": {"Authorization": f"Bearer {TOKEN}x"},
+    "empty token": {"Authorization": "Bearer"},
     "another scheme": {"Authorization": f"Basic {TOKEN}"},
-    "the token alone": {"Authorization": TOKEN},
-    "the token in another header": {"X-Token": TOKEN},
+    "token without a scheme": {"Authorization": TOKEN},
+    "another header": {"X-Token": TOKEN},
 }
 
 
 @pytest.mark.parametrize("headers", UNAUTHENTICATED.values(), ids=UNAUTHENTICATED)
-def test_without_the_token_nothing_is_read_or_recorded(webhook: Served, headers: dict[str, str]) -> None:
+def test_call_without_the_token_is_not_read(webhook: Served, headers: dict[str, str]) -> None:
     before = webhook.kept(), webhook.count("webhook_rejected_total", reason="unauthenticated")
 
     answer = webhook.post(payload(sent()), headers=headers)
@@ -317,17 +317,17 @@ def test_without_the_token_nothing_is_read_or_recorded(webhook: Served, headers:
     assert webhook.count("webhook_rejected_total", reason="unauthenticated") == (before[1] or 0) + 1
 
 
-def test_a_token_that_is_not_ascii_is_a_wrong_one(served: Served) -> None:
+def test_non_ascii_token_is_wrong(served: Served) -> None:
     answer = served.post(payload(), headers={"Authorization": "Bearer tökén-0123456789abc".encode()})
 
     assert answer.status_code == 401
 
 
-def test_the_scheme_may_be_written_in_any_case(served: Served) -> None:
+def test_scheme_is_case_insensitive(served: Served) -> None:
     assert served.post(payload(), headers={"Authorization": f"bearer {TOKEN}"}).status_code == 202
 
 
-def test_a_second_token_and_a_password_are_accepted_at_run_time(tmp_path: Path) -> None:
+def test_new_token_is_loaded_at_run_time_and_a_password_accepted(tmp_path: Path) -> None:
     with serving(tmp_path / "run", web=users(ann="0123456789abcdef")) as (served, _):
         new = {"Authorization": f"Bearer new-{TOKEN}"}
         assert (served.post(payload()).status_code, served.post(payload(), headers=new).status_code) == (202, 401)
@@ -351,7 +351,7 @@ def test_a_second_token_and_a_password_are_accepted_at_run_time(tmp_path: Path) 
 # --- not accepted
 
 
-def test_an_oversized_body_is_refused_with_413(webhook: Served) -> None:
+def test_oversized_body_is_refused_with_413(webhook: Served) -> None:
     before = webhook.kept(), webhook.count("webhook_rejected_total", reason="oversized")
 
     answer = webhook.post(content=b" " * (BODY_MAX_BYTES + 1))
@@ -362,7 +362,7 @@ def test_an_oversized_body_is_refused_with_413(webhook: Served) -> None:
     assert webhook.count("webhook_rejected_total", reason="oversized") == (before[1] or 0) + 1
 
 
-def test_an_oversized_body_that_does_not_tell_its_length_is_refused_too(webhook: Served) -> None:
+def test_oversized_body_without_a_length_is_refused(webhook: Served) -> None:
     def parts() -> Iterator[bytes]:
         for _ in range(BODY_MAX_BYTES // 1024 + 1):
             yield b" " * 1024
@@ -370,13 +370,13 @@ def test_an_oversized_body_that_does_not_tell_its_length_is_refused_too(webhook:
     assert webhook.post(content=parts()).status_code == 413
 
 
-def test_a_body_of_exactly_the_limit_is_read(served: Served) -> None:
+def test_body_of_exactly_the_limit_is_read(served: Served) -> None:
     body = json.dumps(payload()).encode()
 
     assert served.post(content=body + b" " * (BODY_MAX_BYTES - len(body))).status_code == 202
 
 
-def test_a_body_with_too_many_alerts_is_refused_whole(webhook: Served) -> None:
+def test_body_with_too_many_alerts_is_refused(webhook: Served) -> None:
     before = webhook.kept(), webhook.count("webhook_rejected_total", reason="too_many")
     many = [sent(f"f{number}") for number in range(ALERTS_MAX + 1)]
 
@@ -391,21 +391,21 @@ def test_a_body_with_too_many_alerts_is_refused_whole(webhook: Served) -> None:
 
 
 MALFORMED = {
-    "nothing": b"",
-    "not JSON": b"wedged!",
+    "empty": b"",
+    "not JSON": b"stalled!",
     "truncated": json.dumps(payload(sent())).encode()[:-20],
     "not UTF-8": b'{"alerts": ["\xff"]}',
     "compressed": gzip.compress(json.dumps(payload()).encode()),
-    "a list": b"[]",
+    "list": b"[]",
     "no alerts": b"{}",
-    "alerts that are no list": b'{"alerts": {}}',
+    "alerts not a list": b'{"alerts": {}}',
     "deep nesting": b'{"alerts": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
-    "a number of more digits than Python reads": b'{"alerts": ' + b"9" * 10_000 + b"}",
+    "number too long for Python": b'{"alerts": ' + b"9" * 10_000 + b"}",
 }
 
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
-def test_what_is_no_payload_is_refused_with_400(webhook: Served, body: bytes) -> None:
+def test_invalid_payload_is_refused_with_400(webhook: Served, body: bytes) -> None:
     before = webhook.kept(), webhook.count("webhook_rejected_total", reason="malformed")
 
     answer = webhook.post(content=body)
@@ -417,19 +417,19 @@ def test_what_is_no_payload_is_refused_with_400(webhook: Served, body: bytes) ->
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-def test_the_webhook_takes_posts_only(served: Served, method: str) -> None:
+def test_webhook_accepts_only_post(served: Served, method: str) -> None:
     assert (
         httpx.request(method, served.url + ALERTS, headers=AUTHORIZED, trust_env=False, verify=PLAIN).status_code == 405
     )
 
 
-def test_no_documentation_pages_are_served(served: Served) -> None:
+def test_no_api_documentation_pages_are_served(served: Served) -> None:
     assert [
         httpx.get(served.url + page, trust_env=False, verify=PLAIN).status_code for page in ("/docs", "/redoc")
     ] == [404, 404]
 
 
-def test_a_caller_that_hangs_up_in_the_middle_is_counted_and_costs_nothing(served: Served) -> None:
+def test_aborted_call_is_counted(served: Served) -> None:
     before = served.kept(), served.count("webhook_rejected_total", reason="incomplete") or 0
     address = served.url.removeprefix("http://").split(":")
 
@@ -442,7 +442,7 @@ def test_a_caller_that_hangs_up_in_the_middle_is_counted_and_costs_nothing(serve
     assert "Traceback" not in served.log.read_text()
 
 
-def test_a_caller_that_never_sends_its_body_is_cut_off(in_process: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_without_a_body_times_out(in_process: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remediator.webhook.app, "BODY_TIMEOUT_S", 0.05)
     address = in_process.url.removeprefix("http://").split(":")
 
@@ -454,7 +454,7 @@ def test_a_caller_that_never_sends_its_body_is_cut_off(in_process: Served, monke
     assert in_process.count("webhook_rejected_total", reason="incomplete") == 1
 
 
-def test_while_the_ledger_is_locked_it_says_503_and_a_later_retry_is_accepted(
+def test_locked_ledger_gives_503_and_a_retry_is_accepted(
     monkeypatch: pytest.MonkeyPatch, ledger_file: Path, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.1)
@@ -472,11 +472,11 @@ def test_while_the_ledger_is_locked_it_says_503_and_a_later_retry_is_accepted(
     assert served.kept() == 1
 
 
-# --- its own pages
+# --- metrics
 
 
 @pytest.mark.needs_parts
-def test_promtool_finds_nothing_to_say_about_its_metrics(served: Served) -> None:
+def test_promtool_accepts_the_metrics(served: Served) -> None:
     served.post(payload(sent(), sent("b", host="box2")))
     served.ledger.inbox.take_new(HOST, now=1.0)
     served.ledger.executors.beat(host=HOST, pid=1, armed=True, started_at=1.0, errors=0, now=2.0)
@@ -496,7 +496,7 @@ def test_promtool_finds_nothing_to_say_about_its_metrics(served: Served) -> None
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
-def test_metrics_tell_the_host_the_executor_and_that_the_ledger_is_read(in_process: Served) -> None:
+def test_metrics_have_the_host_the_executor_and_the_ledger(in_process: Served) -> None:
     served = in_process
     served.ledger.executors.beat(host=HOST, pid=1, armed=True, started_at=1.0, errors=2, now=4_000_000_000.0)
     served.ledger.orders.give(Order(act=Act.ARM, at=1.0, who="ann", because="", remedy="restart_worker"))
@@ -508,13 +508,15 @@ def test_metrics_tell_the_host_the_executor_and_that_the_ledger_is_read(in_proce
     assert served.count("executor_errors_total") == 2
 
 
-def test_metrics_show_what_is_held_and_the_brake_and_a_pause(in_process: Served) -> None:
+def test_metrics_have_held_episodes_the_breaker_and_pauses(in_process: Served) -> None:
     served = in_process
     assert (served.count("circuit_breaker_open"), served.count("paused")) == (0, 0)
     served.post(payload(sent("a"), sent("b", worker="w2"), sent("c", worker="w3")))
     served.ledger.inbox.take_new(HOST, now=1.0)
     for number in (1, 2):
-        served.ledger.journal.wait(number, Wait(reason=Reason.CIRCUIT_BREAKER, message="the brake is latched"), now=2.0)
+        served.ledger.journal.wait(
+            number, Wait(reason=Reason.CIRCUIT_BREAKER, message="the circuit breaker is open"), now=2.0
+        )
     served.ledger.orders.give(Order(act=Act.BREAKER, at=3.0, who="the executor", because="4 at once"))
     served.ledger.orders.give(Order(act=Act.PAUSE, at=3.0, until=4_000_000_000.0, who="ann", because=""))
 
@@ -522,17 +524,17 @@ def test_metrics_show_what_is_held_and_the_brake_and_a_pause(in_process: Served)
     assert served.count("episodes_open") == 3
     assert (served.count("circuit_breaker_open"), served.count("paused")) == (1, 1)
     served.ledger.orders.give(Order(act=Act.RELEASE, at=4.0, who="ann", because=""))
-    served.ledger.journal.record(1, "decided", "begin", "wedged", now=5.0)
+    served.ledger.journal.record(1, "decided", "begin", "stalled", now=5.0)
     assert (served.count("circuit_breaker_open"), served.count("episodes_held", reason="circuit_breaker")) == (0, 1)
 
 
-def test_series_of_an_executor_that_never_ran_are_absent_not_zero(in_process: Served) -> None:
+def test_series_without_an_executor_are_absent_not_zero(in_process: Served) -> None:
     assert in_process.count("armed", remedy="restart_worker") is None
     assert in_process.count("executor_heartbeat_age_seconds") is None
     assert in_process.count("episodes_open") == 0
 
 
-def test_a_ledger_that_cannot_be_read_is_told_and_its_counts_are_absent(in_process: Served) -> None:
+def test_unreadable_ledger_publishes_ledger_up_0_without_counts(in_process: Served) -> None:
     with closing(sqlite3.connect(in_process.file)) as connection:
         connection.execute("ALTER TABLE episodes RENAME TO lost")
 
@@ -540,10 +542,10 @@ def test_a_ledger_that_cannot_be_read_is_told_and_its_counts_are_absent(in_proce
     assert in_process.count("episodes_open") is None
 
 
-# --- its probes
+# --- readiness
 
 
-def test_it_is_ready_with_a_usable_ledger(in_process: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ready_with_a_usable_ledger(in_process: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "STANDS_S", 0.0)
     assert (in_process.asked("ready"), in_process.asked("healthy")) == ((200, "ready\n"), (200, "healthy\n"))
     with closing(sqlite3.connect(in_process.file)) as connection:
@@ -555,7 +557,7 @@ def test_it_is_ready_with_a_usable_ledger(in_process: Served, monkeypatch: pytes
     assert in_process.asked("healthy") == (200, "healthy\n")
 
 
-def test_a_ledger_that_can_be_read_and_not_written_is_not_ready_and_once_let_go_of_is(
+def test_locked_ledger_is_not_ready_until_it_is_unlocked(
     monkeypatch: pytest.MonkeyPatch, ledger_file: Path, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.1)
@@ -572,10 +574,10 @@ def test_a_ledger_that_can_be_read_and_not_written_is_not_ready_and_once_let_go_
     assert served.asked("ready") == (200, "ready\n")
 
 
-def test_a_ledger_that_does_not_answer_in_time_is_not_ready_however_many_ask(
+def test_slow_ledger_is_not_ready_and_checked_once_for_all_callers(
     ledger_file: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 60.0)  # the one look lasts for as long as they ask
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 60.0)  # the check outlasts all calls
     monkeypatch.setattr(readiness, "READY_S", 0.3)
     in_process: Served = request.getfixturevalue("in_process")
     looks: list[float] = []
@@ -597,7 +599,7 @@ def test_a_ledger_that_does_not_answer_in_time_is_not_ready_however_many_ask(
     eventually(lambda: in_process.asked("ready")[0] == 200, "it is ready again")
 
 
-def test_a_readiness_answer_stands_for_a_moment(in_process: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readiness_is_cached_for_a_moment(in_process: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "STANDS_S", 60.0)
     assert in_process.asked("ready")[0] == 200
     with closing(sqlite3.connect(in_process.file)) as connection:
@@ -608,10 +610,10 @@ def test_a_readiness_answer_stands_for_a_moment(in_process: Served, monkeypatch:
     assert in_process.asked("ready")[0] == 503
 
 
-# --- as a program
+# --- the program
 
 
-def test_sigterm_ends_it_cleanly_with_0(tmp_path: Path) -> None:
+def test_sigterm_exits_0(tmp_path: Path) -> None:
     with serving(tmp_path / "run") as (served, process):
         assert served.asked("ready") == (200, "ready\n")
 
@@ -622,7 +624,7 @@ def test_sigterm_ends_it_cleanly_with_0(tmp_path: Path) -> None:
 
 
 def failing(*arguments: str, **env: str) -> tuple[int, list[str]]:
-    """Its exit code and what it says, but for the log."""
+    """Run a program that does not start. Returns its exit code and the lines that are not log lines."""
     ended = subprocess.run(
         gpuwarden_remediator(*arguments),
         env={**os.environ, **env},
@@ -634,11 +636,11 @@ def failing(*arguments: str, **env: str) -> tuple[int, list[str]]:
     return ended.returncode, [line for line in ended.stderr.splitlines() if not line.startswith("{")]
 
 
-def test_a_port_in_use_is_one_clear_line_and_1(tmp_path: Path) -> None:
+def test_port_in_use_is_one_line_and_exit_1(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
-        code, said = failing("serve", *house(tmp_path / "run"), "--port", str(port))
+        code, said = failing("serve", *runtime_options(tmp_path / "run"), "--port", str(port))
 
     assert code == 1
     assert len(said) == 1
@@ -677,17 +679,17 @@ def no_ledger_folder(folder: Path) -> None:
 MISSING: dict[str, tuple[Callable[[Path], None], str]] = {
     "no host key": (no_host_key, "no host key at"),
     "no web configuration": (no_web_config, "web.yml cannot be read (No such file"),
-    "a web configuration without credentials": (no_credentials, "is empty"),
+    "no credentials": (no_credentials, "is empty"),
     "no token file": (no_token_file, "token cannot be read (No such file"),
-    "a short token": (short_token, "has 15 characters: use 16 or more"),
-    "a token that is no text": (no_text_in_token, "is not UTF-8 text"),
-    "a ledger that cannot be opened": (no_ledger_folder, "unable to open database file"),
+    "short token": (short_token, "has 15 characters: use 16 or more"),
+    "token not UTF-8": (no_text_in_token, "is not UTF-8 text"),
+    "ledger cannot be opened": (no_ledger_folder, "unable to open database file"),
 }
 
 
 @pytest.mark.parametrize(("broken", "says"), MISSING.values(), ids=MISSING)
-def test_a_bad_start_is_one_line_and_1(tmp_path: Path, broken: Callable[[Path], None], says: str) -> None:
-    options = house(tmp_path / "run")
+def test_failed_start_is_one_line_and_exit_1(tmp_path: Path, broken: Callable[[Path], None], says: str) -> None:
+    options = runtime_options(tmp_path / "run")
     broken(tmp_path / "run")
 
     code, said = failing("serve", *options, "--port", "0")
@@ -698,7 +700,7 @@ def test_a_bad_start_is_one_line_and_1(tmp_path: Path, broken: Callable[[Path], 
     assert TOKEN not in said[0]
 
 
-def test_settings_that_will_not_do_are_a_line_each_and_2(tmp_path: Path) -> None:
+def test_invalid_settings_are_one_line_each_and_exit_2(tmp_path: Path) -> None:
     code, said = failing(
         "serve", "--runtime-dir", str(tmp_path), "--port", "70000", GPUWARDEN_REMEDIATOR_LEDGER="sqlite:///x"
     )
@@ -710,18 +712,18 @@ def test_settings_that_will_not_do_are_a_line_each_and_2(tmp_path: Path) -> None
     ]
 
 
-def test_a_role_it_does_not_have_is_2() -> None:
+def test_unknown_role_exits_2() -> None:
     code, said = failing("sreve")
 
     assert code == 2
     assert "'sreve' is unknown; did you mean serve?" in said[-1]
 
 
-# --- on a ledger that hosts share
+# --- a shared ledger
 
 
 @pytest.mark.needs_postgres
-def test_on_a_shared_ledger_the_alerts_of_every_host_that_works_it_are_taken(shared: Served) -> None:
+def test_shared_ledger_accepts_alerts_of_every_host_with_an_executor(shared: Served) -> None:
     shared.ledger.executors.beat(host="box2", pid=1, armed=True, started_at=1.0, errors=0, now=2.0)
 
     answer = shared.post(payload(sent("a"), sent("b", host="box2"), sent("c", host="box3")))
@@ -733,14 +735,14 @@ def test_on_a_shared_ledger_the_alerts_of_every_host_that_works_it_are_taken(sha
     assert (shared.ledger.inbox.take_new(HOST, now=1.0), shared.ledger.inbox.take_new("box2", now=1.0)) == (1, 1)
 
 
-def test_on_a_ledger_of_one_host_another_hosts_alert_is_refused_though_it_once_beat_there(in_process: Served) -> None:
+def test_ledger_in_a_file_refuses_alerts_of_another_host(in_process: Served) -> None:
     in_process.ledger.executors.beat(host="box2", pid=1, armed=True, started_at=1.0, errors=0, now=2.0)
 
     assert in_process.post(payload(sent("b", host="box2"))).json() == {"accepted": 0, "refused": 1}
 
 
 @pytest.mark.needs_postgres
-def test_metrics_of_a_shared_ledger_count_each_hosts_own_share(shared: Served) -> None:
+def test_metrics_of_a_shared_ledger_count_the_own_host(shared: Served) -> None:
     for host in (HOST, "box2"):
         shared.ledger.executors.beat(host=host, pid=1, armed=host == HOST, started_at=1.0, errors=0, now=2.0)
     shared.ledger.orders.give(Order(act=Act.ARM, at=1.0, who="ann", because="", host=HOST))
@@ -758,7 +760,7 @@ def test_metrics_of_a_shared_ledger_count_each_hosts_own_share(shared: Served) -
 
 
 @pytest.mark.needs_postgres
-def test_while_the_server_is_away_it_says_503_and_a_later_retry_is_accepted(postgres: Postgres, shared: Served) -> None:
+def test_stopped_server_gives_503_and_a_retry_is_accepted(postgres: Postgres, shared: Served) -> None:
     postgres.stop()
 
     assert shared.post(payload(sent())).status_code == 503
@@ -770,7 +772,7 @@ def test_while_the_server_is_away_it_says_503_and_a_later_retry_is_accepted(post
 
 
 @pytest.mark.needs_postgres
-def test_a_ledger_that_may_only_be_read_is_not_ready(postgres_url: str, ledger_file: Path) -> None:
+def test_read_only_ledger_is_not_ready(postgres_url: str, ledger_file: Path) -> None:
     reader = f"reader_{uuid4().hex}"
     with closing(Ledger.open(postgres_url)) as owner, writing(owner._engine) as connection:
         connection.execute(text(f"CREATE ROLE {reader} LOGIN"))
@@ -784,8 +786,8 @@ def test_a_ledger_that_may_only_be_read_is_not_ready(postgres_url: str, ledger_f
 
 
 @pytest.mark.needs_postgres
-@pytest.mark.parametrize("text", ["w1\x00", "🙈" * 300], ids=["a NUL", "longer than an index takes"])
-def test_what_postgresql_would_refuse_costs_its_own_alert_only(shared: Served, text: str) -> None:
+@pytest.mark.parametrize("text", ["w1\x00", "🙈" * 300], ids=["a NUL", "too long for an index"])
+def test_text_that_postgresql_refuses_affects_only_its_own_alert(shared: Served, text: str) -> None:
     answer = shared.post(payload(sent("bad", worker=text), sent("good")))
 
     assert (answer.status_code, answer.json()) == (202, {"accepted": 1, "refused": 1})

@@ -1,4 +1,4 @@
-"""Payloads that come at once: one transaction for all who wait, each told of its own fate."""
+"""Group commit: concurrent payloads share a transaction, and each caller gets its own result."""
 
 import threading
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from tests.waiting import eventually, together
 
 
 class Disk:
-    """What is written, a list a transaction; each transaction waits until it may go on."""
+    """Records the items of each transaction, which waits for `go_on`."""
 
     def __init__(self) -> None:
         self.written: list[list[int]] = []
@@ -31,7 +31,7 @@ class Disk:
         self.written.append(list(some))
         assert self.go_on.wait(10)
         if self.breaks.intersection(some):
-            raise ValueError("a defect")
+            raise ValueError("an unexpected error")
         if self.is_away:
             raise NoAnswerError("it is away")
         if self.refuses.intersection(some):
@@ -40,7 +40,7 @@ class Disk:
 
 
 def written_at_once(disk: Disk, count: int) -> list[BaseException | None]:
-    """Number 0 is being written while all others come; what was raised to each."""
+    """Submit `count` items, all but the first during a transaction. Returns the exception of each."""
     writes = GroupCommit(disk.write)
     first = writes(0)
     eventually(lambda: disk.written, "the first is being written")
@@ -49,7 +49,7 @@ def written_at_once(disk: Disk, count: int) -> list[BaseException | None]:
     return [each.exception(10) for each in [first, *rest]]
 
 
-def test_who_comes_while_another_writes_is_written_with_all_who_wait() -> None:
+def test_items_that_wait_for_a_transaction_share_the_next() -> None:
     disk = Disk()
 
     assert written_at_once(disk, 6) == [None] * 6
@@ -57,7 +57,7 @@ def test_who_comes_while_another_writes_is_written_with_all_who_wait() -> None:
     assert disk.written == [[0], [1, 2, 3, 4, 5]]
 
 
-def test_of_a_crowd_no_more_than_so_many_are_written_at_once() -> None:
+def test_transaction_has_at_most_the_batch_limit() -> None:
     disk = Disk()
 
     assert written_at_once(disk, 2 * BATCH_MAX + 5) == [None] * (2 * BATCH_MAX + 5)
@@ -66,36 +66,36 @@ def test_of_a_crowd_no_more_than_so_many_are_written_at_once() -> None:
     assert [number for each in disk.written for number in each] == list(range(2 * BATCH_MAX + 5))
 
 
-def test_what_cannot_be_written_fails_alone() -> None:
+def test_item_that_cannot_be_written_fails_alone() -> None:
     disk = Disk()
     disk.refuses = {2}
 
-    told = written_at_once(disk, 4)
+    errors = written_at_once(disk, 4)
 
-    assert [each and str(each) for each in told] == [None, None, "one of [2] cannot be written", None]
+    assert [each and str(each) for each in errors] == [None, None, "one of [2] cannot be written", None]
     assert disk.written[1] == [1, 2, 3]
 
 
-def test_a_database_that_is_away_is_waited_for_once_and_not_by_one_after_the_other() -> None:
+def test_unreachable_database_is_tried_once_for_all_items() -> None:
     disk = Disk()
     disk.is_away = True
 
-    told = written_at_once(disk, 6)
+    errors = written_at_once(disk, 6)
 
-    assert [type(each) for each in told] == [NoAnswerError] * 6
+    assert [type(each) for each in errors] == [NoAnswerError] * 6
     assert len(disk.written) == 2
 
 
-def test_a_defect_is_told_to_everyone_and_nobody_waits_for_ever() -> None:
+def test_unexpected_error_fails_all_items_of_its_transaction() -> None:
     disk = Disk()
     disk.breaks = {2}
 
-    told = written_at_once(disk, 4)
+    errors = written_at_once(disk, 4)
 
-    assert [type(each) for each in told] == [type(None), ValueError, ValueError, ValueError]
+    assert [type(each) for each in errors] == [type(None), ValueError, ValueError, ValueError]
 
 
-def test_each_is_answered_for_itself() -> None:
+def test_each_caller_gets_its_own_result() -> None:
     disk = Disk()
     writes = GroupCommit(disk.write)
     disk.go_on.set()
@@ -103,7 +103,7 @@ def test_each_is_answered_for_itself() -> None:
     assert [each.result(10) for each in (writes(7), writes(8))] == ["7 is kept", "8 is kept"]
 
 
-def test_who_does_not_wait_any_more_when_his_turn_comes_is_not_written() -> None:
+def test_cancelled_item_is_not_written() -> None:
     disk = Disk()
     writes = GroupCommit(disk.write)
     first = writes(0)
@@ -119,7 +119,7 @@ def test_who_does_not_wait_any_more_when_his_turn_comes_is_not_written() -> None
         gone.result(10)
 
 
-def test_of_more_than_so_many_that_wait_the_last_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_over_the_waiting_limit_fail_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_writer, "WAITING_MAX", 2)
     disk = Disk()
     writes = GroupCommit(disk.write)
@@ -135,7 +135,7 @@ def test_of_more_than_so_many_that_wait_the_last_are_told_at_once(monkeypatch: p
     assert writes(4).result(10) == "4 is kept"
 
 
-def test_the_thread_ends_when_nothing_comes_and_the_next_begins_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_thread_ends_and_the_next_item_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_writer, "IDLE_S", 0.01)
     disk = Disk()
     disk.go_on.set()
@@ -147,7 +147,7 @@ def test_the_thread_ends_when_nothing_comes_and_the_next_begins_another(monkeypa
     assert writes(2).result(10) == "2 is kept"
 
 
-def test_every_payload_that_came_at_once_is_kept_whole(ledger: Ledger) -> None:
+def test_all_concurrent_payloads_are_saved(ledger: Ledger) -> None:
     inbox = Inbox(ledger, host=HOST)
 
     def deliver(sender: int) -> None:
@@ -160,7 +160,9 @@ def test_every_payload_that_came_at_once_is_kept_whole(ledger: Ledger) -> None:
     assert rows(ledger, "SELECT count(*), count(DISTINCT fingerprint) FROM alerts") == [(240, 240)]
 
 
-def test_a_locked_file_refuses_until_later(ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_file_refuses_until_it_is_unlocked(
+    ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gpuwarden.db.engine.BUSY_TIMEOUT_S", 0.1)
     with closing(Ledger.open(ledger_url, host=HOST)) as serve:
         inbox = Inbox(serve, host=HOST)

@@ -1,7 +1,6 @@
-"""The webhook without its ledger: a PostgreSQL that is away for longer than Alertmanager retries, a disk that is full.
+"""The webhook without its ledger: a full disk of PostgreSQL, and a database that does not answer.
 
-It says 503 with a sentence, lives, and once the ledger is there again all that was sent is in it. A database that says
-nothing at all does not keep it from ending.
+It returns 503 and saves every alert once the ledger is back. It exits on SIGTERM although a database hangs.
 """
 
 import os
@@ -31,7 +30,7 @@ UNAVAILABLE = (503, {"detail": "the ledger cannot be written; retry"})
 
 
 def taken(served: Served) -> list[str]:
-    """The workers of the open episodes, each as often as it has one."""
+    """The workers of the open episodes, one entry per episode."""
     while served.ledger.inbox.take_new(HOST, now=1.0):
         pass
     return sorted(episode.worker for episode in served.ledger.episodes.list_open())
@@ -39,8 +38,8 @@ def taken(served: Served) -> list[str]:
 
 @pytest.fixture
 def on_small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Postgres, Disk]]:
-    """A PostgreSQL that keeps all it has on a disk of its own, which it shares with nobody."""
-    folder = Path(tempfile.mkdtemp(prefix="gpuwarden-disk-"))  # where its user may go
+    """A PostgreSQL server on a separate small disk."""
+    folder = Path(tempfile.mkdtemp(prefix="gpuwarden-disk-"))  # accessible to the user of the server
     try:
         with small_disk(folder / "disk", size="96m") as disk:
             folder.chmod(0o711)
@@ -57,7 +56,7 @@ def on_small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[t
 
 @pytest.mark.needs_postgres
 @pytest.mark.skipif(os.geteuid() != 0, reason="to mount is root's")
-def test_a_full_disk_of_postgresql_is_a_503(on_small_disk: tuple[Postgres, Disk], ledger_file: Path) -> None:
+def test_full_disk_of_postgresql_gives_503(on_small_disk: tuple[Postgres, Disk], ledger_file: Path) -> None:
     server, disk = on_small_disk
     server.create("ledger")
     calls = [payload(*(sent(f"{call}-{each}", worker=f"w{call}-{each}") for each in range(20))) for call in range(20)]
@@ -68,7 +67,7 @@ def test_a_full_disk_of_postgresql_is_a_503(on_small_disk: tuple[Postgres, Disk]
         assert served.post(payload(sent("before", worker="before"))).status_code == 202
         disk.fill()
 
-        # What its tables have had room for before, they may still take.
+        # Free space inside its tables may still take some alerts.
         answers = [served.post(call) for call in calls]
 
         assert (answers[-1].status_code, answers[-1].json()) == UNAVAILABLE
@@ -82,17 +81,17 @@ def test_a_full_disk_of_postgresql_is_a_503(on_small_disk: tuple[Postgres, Disk]
         disk.free()
         eventually(lambda: served.asked("ready") == (200, "ready\n"), "it is ready again")
         assert {served.post(call).status_code for number, call in enumerate(calls) if number not in accepted} == {202}
-        wanted = ["before", *(f"w{call}-{each}" for call in range(20) for each in range(20))]
-        assert taken(served) == sorted(wanted)
+        expected = ["before", *(f"w{call}-{each}" for call in range(20) for each in range(20))]
+        assert taken(served) == sorted(expected)
         assert "No space left on device" in (ledger_file.parent / "postgres" / "postgres.log").read_text()
 
 
-# --- a database that has gone silent
+# --- a hung database
 
 
 @contextmanager
 def silent(postgres: Postgres) -> Iterator[None]:
-    """Every process of the server is suspended: what is sent to it arrives, and nothing comes back."""
+    """Suspend every process of the server: it receives queries and sends no answer."""
     pids = postgres._processes()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -116,7 +115,7 @@ def deliver(served: Served) -> None:
 def probe(served: Served) -> None:
     with suppress(httpx.HTTPError):
         while served.asked("ready")[0] == 200:
-            pass  # an answer stands for a moment
+            pass  # the answer is cached for a moment
 
 
 @pytest.mark.needs_postgres
@@ -127,9 +126,9 @@ def probe(served: Served) -> None:
         ("--ledger", deliver, "shutting down, the ledger did not answer yet"),
         ("--ledger", probe, "no answer from a database"),
     ],
-    ids=["its queue is, and it is scraped", "its ledger is, and it is delivered to", "its ledger is, and it is probed"],
+    ids=["queue, scrape", "ledger, delivery", "ledger, readiness"],
 )
-def test_told_to_end_while_a_database_is_silent_it_ends_within_its_bound(
+def test_sigterm_exits_in_time_while_a_database_hangs(
     postgres: Postgres, postgres_url: str, tmp_path: Path, database: str, ask: Callable[[Served], None], says: str
 ) -> None:
     with (
@@ -140,12 +139,12 @@ def test_told_to_end_while_a_database_is_silent_it_ends_within_its_bound(
         assert served.asked("ready") == (200, "ready\n")
         with silent(postgres):
             asked = asking.submit(ask, served)
-            eventually(lambda: unread(postgres), "the database was asked")
-            told_s = time.monotonic()
+            eventually(lambda: unread(postgres), "the database has a query")
+            sigterm_s = time.monotonic()
             process.send_signal(signal.SIGTERM)
 
             code = process.wait(5 * END_S)
-            took_s = time.monotonic() - told_s
+            took_s = time.monotonic() - sigterm_s
 
         asked.result()
         assert code == 0
@@ -156,7 +155,7 @@ def test_told_to_end_while_a_database_is_silent_it_ends_within_its_bound(
 
 
 def unread(postgres: Postgres) -> bool:
-    """Whether anything has arrived that the server has not read, by proc_net_tcp(5)."""
+    """Whether the server has unread data in a socket: see proc_net_tcp(5)."""
     for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
         _, local, _, state, queues, *_ = line.split()
         established, received = state == "01", queues.rpartition(":")[2]

@@ -1,4 +1,4 @@
-"""What `/openapi.json` promises, the real program keeps: schemathesis makes calls of it, good ones and bad ones."""
+"""The real program conforms to `/openapi.json`: schemathesis generates valid and invalid calls."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -18,19 +18,19 @@ EXAMPLES: Final = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-"""The same calls each time; what is found is read as it is."""
+"""The same calls at each run."""
 
 REFUSALS: Final = SchemathesisConfig.from_dict(
     {"checks": {"negative_data_rejection": {"expected-statuses": [400, 401, 413]}}}
 )
-"""How a call that is not as described is answered; that a list may be too long for it schemathesis does not expect."""
+"""Statuses of invalid calls. schemathesis does not expect 413 for a list that is too long."""
 
 PAGES: Final = ("/metrics", "/-/healthy", "/-/ready")
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A real process, which none of the calls ends, and which logs no error over any."""
+    """A process that survives all calls and logs no error."""
     with serving(tmp_path_factory.mktemp("api")) as (found, process):
         yield found
         assert process.poll() is None
@@ -46,8 +46,8 @@ def described(served: Served) -> Any:
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=str)
 @pytest.mark.slow
-def test_the_webhook_answers_as_it_says(served: Served, described: Any, mode: GenerationMode) -> None:
-    """A body as described is accepted, any other refused; statuses, headers and bodies of the answers are as told."""
+def test_webhook_conforms_to_its_description(served: Served, described: Any, mode: GenerationMode) -> None:
+    """A valid body is accepted, any other refused, with the described statuses, headers and bodies."""
     statuses = set()
 
     @EXAMPLES
@@ -67,12 +67,12 @@ def test_the_webhook_answers_as_it_says(served: Served, described: Any, mode: Ge
 
     if mode is GenerationMode.POSITIVE:
         assert statuses == {202}
-    else:  # schemathesis has judged which bodies are still as described, for a list takes any alert
+    else:  # schemathesis decides which bodies are valid, since a list takes any alert
         assert 400 in statuses
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_its_pages_answer_as_they_say(described: Any, path: str) -> None:
+def test_pages_conform_to_their_description(described: Any, path: str) -> None:
     @settings(EXAMPLES, max_examples=10)
     @given(case=described[path]["GET"].as_strategy())
     def call(case: Any) -> None:
@@ -81,7 +81,7 @@ def test_its_pages_answer_as_they_say(described: Any, path: str) -> None:
     call()
 
 
-def test_every_path_that_it_has_is_described(described: Any) -> None:
+def test_every_path_is_described(described: Any) -> None:
     assert set(described) == {ALERTS, *PAGES}
 
 
@@ -94,7 +94,7 @@ REFUSED: Final = {
 
 
 @pytest.mark.parametrize(("headers", "body", "status"), REFUSED.values(), ids=REFUSED)
-def test_each_refusal_is_one_that_is_described(
+def test_every_refusal_is_described(
     served: Served, described: Any, headers: dict[str, str], body: bytes, status: int
 ) -> None:
     answer = served.post(content=body, headers=headers)

@@ -1,4 +1,4 @@
-"""What Alertmanager left out is asked for: of a real one, and of servers that answer as no Alertmanager should."""
+"""Alerts that Alertmanager left out of a call are fetched, with a real Alertmanager and misbehaving servers."""
 
 import json
 import socket
@@ -25,7 +25,7 @@ NOWHERE = "http://127.0.0.1:9/"
 
 
 def taken(served: Served) -> set[str]:
-    """The workers whose episodes are open once all that was accepted is taken."""
+    """The workers of open episodes, after the intake of all accepted alerts."""
     while served.ledger.inbox.take_new(HOST, now=1.0):
         pass
     return {episode.worker for episode in served.ledger.episodes.list_open()}
@@ -35,7 +35,7 @@ def taken(served: Served) -> set[str]:
 
 
 @pytest.mark.needs_parts
-def test_alerts_that_alertmanager_cuts_off_are_read(ledger: Ledger, ledger_file: Path, tmp_path: Path) -> None:
+def test_truncated_alerts_are_fetched(ledger: Ledger, ledger_file: Path, tmp_path: Path) -> None:
     http = {"authorization": {"credentials": TOKEN}}
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}{ALERTS}"
@@ -45,33 +45,33 @@ def test_alerts_that_alertmanager_cuts_off_are_read(ledger: Ledger, ledger_file:
         ):
             send_alerts(its, *WORKERS)
 
-            eventually(lambda: taken(served) == {each["worker"] for each in WORKERS}, "all five are taken in")
+            eventually(lambda: taken(served) == {each["worker"] for each in WORKERS}, "all five are taken")
             assert served.count("alerts_truncated_total") == 3
-            eventually(lambda: served.count("reconciliations_total", outcome="done") == 1, "it was asked once")
+            eventually(lambda: served.count("reconciliations_total", outcome="done") == 1, "one query")
 
 
 @pytest.mark.needs_parts
-def test_the_program_asks_the_alertmanager_it_was_told_of_for_what_fires_for_the_receiver(tmp_path: Path) -> None:
+def test_configured_alertmanager_is_queried_for_alerts_of_the_receiver(tmp_path: Path) -> None:
     with alertmanager(tmp_path / "alertmanager", url=NOWHERE) as its:
         send_alerts(its, *WORKERS)
         silence(its, worker="w3")
         with serving(tmp_path / "run", "--alertmanager", its) as (served, _):
             served.post(payload(receiver="another", truncatedAlerts=1))
-            eventually(lambda: served.count("reconciliations_total", outcome="done") == 1, "it has asked")
+            eventually(lambda: served.count("reconciliations_total", outcome="done") == 1, "one query is done")
             assert taken(served) == set()
         with serving(tmp_path / "again", "--alertmanager", f"{its}/") as (served, _):
             answer = served.post(payload(sent(worker="w0"), receiver=r"gpuwarden \(its own\)", truncatedAlerts=4))
 
             assert (answer.status_code, answer.json()) == (202, {"accepted": 1, "refused": 0})
-            eventually(lambda: taken(served) == {"w0", "w1", "w2", "w4"}, "all that are not silenced are taken in")
+            eventually(lambda: taken(served) == {"w0", "w1", "w2", "w4"}, "all but the silenced alert are taken")
             assert served.kept() == 1 + 4
 
 
-# --- servers in its place
+# --- fake servers
 
 
 class Server:
-    """Answers each request with `answers`, counts them, and how many it had at once; waits while it is held."""
+    """Answers each request with `answers` while `free` is set, and counts requests and their concurrency."""
 
     def __init__(self, answers: Callable[[], tuple[int, bytes]]) -> None:
         self.asked: list[str] = []
@@ -102,7 +102,7 @@ class Server:
                 pass
 
             def handle(self) -> None:
-                with suppress(ConnectionError):  # it was hung up on
+                with suppress(ConnectionError):  # the client closed the connection
                     super().handle()
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -111,7 +111,7 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Callable[[Callable[[], tuple[int, bytes]]], Server]]:
-    """Start a server that answers so."""
+    """Start a server with these answers."""
     started: list[tuple[Server, threading.Thread]] = []
 
     def start(answers: Callable[[], tuple[int, bytes]]) -> Server:
@@ -133,7 +133,7 @@ def listing(*alerts: dict[str, Any]) -> tuple[int, bytes]:
     return 200, json.dumps([{**each, "status": {"state": "active"}} for each in alerts]).encode()
 
 
-def test_the_call_is_answered_before_and_one_round_at_a_time_serves_all_the_calls_that_came_meanwhile(
+def test_one_query_serves_all_calls_received_before_it(
     ledger: Ledger, ledger_file: Path, server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "REST_S", 0.0)
@@ -147,14 +147,14 @@ def test_the_call_is_answered_before_and_one_round_at_a_time_serves_all_the_call
 
         its.free.set()
 
-        eventually(lambda: served.count("reconciliations_total", outcome="done") == 2, "it is asked once more")
+        eventually(lambda: served.count("reconciliations_total", outcome="done") == 2, "one more query")
         assert (len(its.asked), its.most_at_once) == (2, 1)
         assert its.asked[0] == "/api/v2/alerts?active=true&silenced=false&inhibited=false&receiver=r"
         assert served.count("alerts_truncated_total") == 10
         assert taken(served) == {"w1"}
 
 
-def test_a_resolved_alert_stays_resolved(ledger: Ledger, ledger_file: Path, server: Callable[..., Server]) -> None:
+def test_resolved_alert_stays_resolved(ledger: Ledger, ledger_file: Path, server: Callable[..., Server]) -> None:
     its = server(lambda: listing(sent("before"), sent("meanwhile", worker="w2"), sent("fires", worker="w3")))
     its.free.clear()
     with served_here(ledger, ledger_file, alertmanagers=[its.url]) as served:
@@ -167,11 +167,11 @@ def test_a_resolved_alert_stays_resolved(ledger: Ledger, ledger_file: Path, serv
         eventually(lambda: served.count("reconciliations_total", outcome="done") == 1, "it has answered")
         assert taken(served) == {"w1", "w2", "w3"}
         firing = {each.worker: each.firing for each in ledger.episodes.list_open()}
-        assert firing == {"w1": True, "w2": False, "w3": True}, "w1 fired anew, or it would not be listed"
+        assert firing == {"w1": True, "w2": False, "w3": True}, "w1 fired again, or it would not be listed"
         assert served.kept() == 2 + 1 + 2
 
 
-def test_between_two_rounds_it_rests(
+def test_queries_have_a_minimum_interval(
     ledger: Ledger, ledger_file: Path, server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "REST_S", 1.0)
@@ -186,7 +186,7 @@ def test_between_two_rounds_it_rests(
     assert second_s - first_s >= 1.0
 
 
-def test_who_cannot_tell_is_asked_so_often_and_then_left_to_the_next_call(
+def test_failed_query_is_retried_a_limited_number_of_times(
     ledger: Ledger, ledger_file: Path, server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "REST_S", 0.0)
@@ -194,14 +194,14 @@ def test_who_cannot_tell_is_asked_so_often_and_then_left_to_the_next_call(
     its = server(lambda: (503, b""))
     with served_here(ledger, ledger_file, alertmanagers=[its.url]) as served:
         served.post(payload(receiver="first", truncatedAlerts=1))
-        eventually(lambda: served.count("reconciliations_total", outcome="failed") == 3, "it is asked in vain")
+        eventually(lambda: served.count("reconciliations_total", outcome="failed") == 3, "three queries failed")
         served.post(payload(receiver="second", truncatedAlerts=1))
         eventually(lambda: served.count("reconciliations_total", outcome="failed") == 6, "it is asked again")
 
     assert [path.rpartition("=")[2] for path in its.asked] == ["first"] * 3 + ["second"] * 3
 
 
-def test_no_more_receivers_are_asked_for_than_one_round_takes(
+def test_number_of_pending_receivers_is_limited(
     ledger: Ledger, ledger_file: Path, server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "RECEIVERS_MAX", 1)
@@ -213,11 +213,11 @@ def test_no_more_receivers_are_asked_for_than_one_round_takes(
         for receiver in ("waits", "lost"):
             served.post(payload(receiver=receiver, truncatedAlerts=7))
 
-    (told,) = [line for line in logged if line["event"] == "alerts left out of a call and lost"]
-    assert (told["count"], told["because"]) == (7, "1 other receivers are pending")
+    (logged_line,) = [line for line in logged if line["event"] == "alerts left out of a call and lost"]
+    assert (logged_line["count"], logged_line["because"]) == (7, "1 other receivers are pending")
 
 
-def test_every_alertmanager_is_asked(ledger: Ledger, ledger_file: Path, server: Callable[..., Server]) -> None:
+def test_every_alertmanager_is_queried(ledger: Ledger, ledger_file: Path, server: Callable[..., Server]) -> None:
     many = [sent(f"f{number}", worker=f"w{number}") for number in range(2 * ALERTS_MAX + 1)]
     watchdog = {**sent(), "labels": {"alertname": "GpuwardenWatchdog"}}
     bad, good = server(lambda: (500, b"")), server(lambda: listing(*many, {"labels": {}}, watchdog))
@@ -229,22 +229,22 @@ def test_every_alertmanager_is_asked(ledger: Ledger, ledger_file: Path, server: 
         assert served.count("alerts_total", outcome="accepted", reason="") == len(many)
         assert served.count("alerts_total", outcome="refused", reason="malformed") == 1
         assert served.kept() == len(many) + 1
-        assert served.count("watchdog_timestamp_seconds") is None, "it was asked for, and did not come by itself"
+        assert served.count("watchdog_timestamp_seconds") is None, "a fetched watchdog does not count"
 
 
 USELESS: dict[str, tuple[tuple[int, bytes], str]] = {
-    "an error": ((503, b"starting"), "it returned 503"),
-    "elsewhere": ((302, b""), "it returned 302"),
-    "a page": ((200, b"<html>a proxy</html>"), "Expecting value"),
-    "no text": ((200, b"\xff\xfe\xfd"), "codec can't decode"),
+    "error": ((503, b"starting"), "it returned 503"),
+    "redirect": ((302, b""), "it returned 302"),
+    "HTML page": ((200, b"<html>a proxy</html>"), "Expecting value"),
+    "not UTF-8": ((200, b"\xff\xfe\xfd"), "codec can't decode"),
     "another API": ((200, b'{"data": []}'), "not a list of alerts"),
-    "too deep": ((200, b"[" * 100_000), "recursion"),
-    "too much": ((200, b" " * 2000), "its answer is larger than 1000 bytes"),
+    "nested too deep": ((200, b"[" * 100_000), "recursion"),
+    "too large": ((200, b" " * 2000), "its answer is larger than 1000 bytes"),
 }
 
 
 @pytest.mark.parametrize(("answer", "says"), USELESS.values(), ids=USELESS)
-def test_an_answer_that_cannot_be_used_is_told_and_counted_and_it_is_asked_again(
+def test_invalid_answer_is_logged_counted_and_retried(
     ledger: Ledger,
     ledger_file: Path,
     server: Callable[..., Server],
@@ -267,12 +267,12 @@ def test_an_answer_that_cannot_be_used_is_told_and_counted_and_it_is_asked_again
         eventually(lambda: served.count("reconciliations_total", outcome="failed") == 1, "it is counted")
         eventually(lambda: served.count("reconciliations_total", outcome="done") == 1, "it is asked again")
         assert served.kept() == 1
-    (told,) = [line for line in logged if line["event"] == "left-out alerts not fetched"]
-    assert says in told["because"]
+    (logged_line,) = [line for line in logged if line["event"] == "left-out alerts not fetched"]
+    assert says in logged_line["because"]
     assert "secret" not in str(logged)
 
 
-def test_an_alertmanager_that_does_not_answer_is_given_up(
+def test_query_without_an_answer_times_out(
     ledger: Ledger, ledger_file: Path, server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "ANSWER_S", 0.2)
@@ -281,25 +281,25 @@ def test_an_alertmanager_that_does_not_answer_is_given_up(
     with served_here(ledger, ledger_file, alertmanagers=[its.url]) as served:
         served.post(payload(truncatedAlerts=1))
 
-        eventually(lambda: served.count("reconciliations_total", outcome="failed") == 1, "it is given up")
+        eventually(lambda: served.count("reconciliations_total", outcome="failed") == 1, "it timed out")
 
 
-def test_without_an_alertmanager_to_ask_it_is_counted_and_said_what_to_set(ledger: Ledger, ledger_file: Path) -> None:
+def test_truncated_alerts_without_an_alertmanager_are_counted_and_logged(ledger: Ledger, ledger_file: Path) -> None:
     with capture_logs() as logged, served_here(ledger, ledger_file) as served:
         assert served.post(payload(sent(), truncatedAlerts=3)).status_code == 202
 
         assert served.count("alerts_truncated_total") == 3
         assert served.count("reconciliations_total", outcome="done") == 0
-    (told,) = [line for line in logged if line["event"] == "alerts left out of a call and lost"]
-    assert "set --alertmanager" in told["because"]
+    (logged_line,) = [line for line in logged if line["event"] == "alerts left out of a call and lost"]
+    assert "set --alertmanager" in logged_line["because"]
 
 
-def test_a_complete_call_asks_nothing(ledger: Ledger, ledger_file: Path, server: Callable[..., Server]) -> None:
+def test_complete_call_starts_no_query(ledger: Ledger, ledger_file: Path, server: Callable[..., Server]) -> None:
     its = server(listing)
     with served_here(ledger, ledger_file, alertmanagers=[its.url]) as served:
         served.post(payload(sent()))
         assert served.count("alerts_truncated_total") == 0
         served.post(payload(truncatedAlerts=1))
 
-        eventually(lambda: served.count("reconciliations_total", outcome="done") == 1, "it is asked then")
+        eventually(lambda: served.count("reconciliations_total", outcome="done") == 1, "the truncated call starts one")
         assert len(its.asked) == 1

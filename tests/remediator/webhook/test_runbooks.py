@@ -1,4 +1,4 @@
-"""The pages that the remediator serves: what they become, and that what they link to opens."""
+"""The runbook pages of the remediator: their HTML and their links."""
 
 import asyncio
 import posixpath
@@ -22,7 +22,7 @@ from tests.remediator.webhook.test_app import serving
 
 
 class Read(HTMLParser):
-    """What a browser makes of a page: where its links go, and what they may go to."""
+    """Links, anchors and tags of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Read(HTMLParser):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """The program itself."""
+    """A client of the running program."""
     with (
         serving(tmp_path_factory.mktemp("webhook")) as (program, _),
         httpx.Client(base_url=program.url, trust_env=False, verify=PLAIN) as client,
@@ -49,11 +49,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def read(served: httpx.Client) -> dict[str, Read]:
-    """Each page as it is served, by its path."""
+    """Each served page by its path."""
     return {f"/docs/{name}": Read(served.get(f"/docs/{name}").text) for name in pages()}
 
 
-def test_each_link_of_each_page_opens_at_the_place_it_names(read: dict[str, Read]) -> None:
+def test_every_link_of_every_page_opens(read: dict[str, Read]) -> None:
     links = [(page, link) for page, its in read.items() for link in its.links if not link.startswith("https://")]
 
     assert len(links) > 200
@@ -63,7 +63,7 @@ def test_each_link_of_each_page_opens_at_the_place_it_names(read: dict[str, Read
         assert not place or place in read[path].anchors, (page, link)
 
 
-def test_what_does_not_ship_is_named_and_not_linked(read: dict[str, Read], served: httpx.Client) -> None:
+def test_unshipped_file_is_named_but_not_linked(read: dict[str, Read], served: httpx.Client) -> None:
     page = "/docs/behaviours.md"
     assert "](../tests/" in pages()["behaviours.md"].read_text()
 
@@ -71,7 +71,7 @@ def test_what_does_not_ship_is_named_and_not_linked(read: dict[str, Read], serve
     assert "test_demo_jobs.py" in served.get(page).text
 
 
-def test_a_runbook_is_headed_by_its_alert_and_loads_nothing(served: httpx.Client) -> None:
+def test_runbook_has_its_alert_as_heading_and_loads_nothing(served: httpx.Client) -> None:
     answer = served.get("/docs/runbooks/GpuwardenJobStalled.md")
 
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -81,11 +81,11 @@ def test_a_runbook_is_headed_by_its_alert_and_loads_nothing(served: httpx.Client
     assert not Read(answer.text).tags & {"script", "link", "img", "iframe"}
 
 
-def test_tables_and_code_are_such(read: dict[str, Read]) -> None:
+def test_tables_and_code_are_rendered(read: dict[str, Read]) -> None:
     assert {"table", "code", "pre"} <= read["/docs/rules.md"].tags
 
 
-def test_html_in_a_page_is_text(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_html_in_a_page_is_escaped(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("docs") / "x.md"
     file.write_text("# a <b>c</b>\n\n<script>alert(1)</script>\n[d](javascript:alert(1)) [e](//example.com/f)\n")
     monkeypatch.setattr(runbooks, "pages", lambda: {"x<i>.md": file})
@@ -101,12 +101,12 @@ def test_html_in_a_page_is_text(monkeypatch: pytest.MonkeyPatch, tmp_path_factor
     ["", "/", "/nothing.md", "/runbooks", "/runbooks/", "/runbooks/Nothing.md", "/../README.md", "/%2e%2e%2fREADME.md",
      "/runbooks/..%2farming.md", "/demo.svg", "/arming", "/runbooks/a/b.md"],
 )  # fmt: skip
-def test_what_is_no_page_is_404(path: str, served: httpx.Client) -> None:
+def test_unknown_page_is_404(path: str, served: httpx.Client) -> None:
     assert served.get(f"/docs{path}", follow_redirects=True).status_code == 404
 
 
 @pytest.mark.parametrize("path", ["", "/", "/runbooks", "/runbooks/"])
-def test_nobody_is_sent_to_an_address_that_a_proxy_would_not_know(path: str, served: httpx.Client) -> None:
+def test_folder_is_404_without_a_redirect(path: str, served: httpx.Client) -> None:
     answer = served.get(f"/docs{path}", headers={"Host": "inside.example.com"})
 
     assert answer.status_code == 404
@@ -115,7 +115,7 @@ def test_nobody_is_sent_to_an_address_that_a_proxy_would_not_know(path: str, ser
 
 @pytest.mark.parametrize("path", ["/docs/runbooks/GpuwardenJobStalled.md", "/docs/rules.md", "/metrics",
                                   "/-/healthy", "/-/ready"])  # fmt: skip
-def test_who_asks_for_the_head_alone_gets_it(path: str, served: httpx.Client) -> None:
+def test_head_request_returns_only_headers(path: str, served: httpx.Client) -> None:
     whole, head = served.get(path), served.head(path)
 
     assert (head.status_code, head.content) == (200, b"")
@@ -133,7 +133,7 @@ def asked(app: FastAPI, name: str) -> httpx.Response:
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An installation's pages, of which there is one."""
+    """The docs folder of an installation with one page."""
     folder = tmp_path_factory.mktemp("docs")
     (folder / "a.md").write_text("# There is one\n")
     monkeypatch.setattr(shipping, "FOLDER", folder)
@@ -142,7 +142,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     runbooks.render.cache_clear()
 
 
-def test_without_its_pages_a_remediator_starts_and_says_what_is_missing(folder: Path) -> None:
+def test_remediator_without_pages_starts_and_logs_it(folder: Path) -> None:
     (folder / "a.md").unlink()
     app = FastAPI()
 
@@ -158,14 +158,14 @@ def test_without_its_pages_a_remediator_starts_and_says_what_is_missing(folder: 
         assert str(folder) not in answer.text
 
 
-def test_a_page_that_is_lost_after_the_start_is_told_of_and_shown_once_it_is_there(folder: Path) -> None:
+def test_page_lost_after_the_start_is_reported_until_it_is_back(folder: Path) -> None:
     app = FastAPI()
     runbooks.add(app)
     page = (folder / "a.md").read_bytes()
     (folder / "a.md").unlink()
 
     lost = asked(app, "a.md")
-    (folder / "b.md").write_text("not whole: its neighbour is there")
+    (folder / "b.md").write_text("another page")
     alone = asked(app, "a.md")
     (folder / "a.md").write_bytes(b"\xff")
     broken = asked(app, "a.md")
@@ -177,7 +177,7 @@ def test_a_page_that_is_lost_after_the_start_is_told_of_and_shown_once_it_is_the
 
 
 @pytest.mark.usefixtures("folder")
-def test_without_what_reads_markdown_a_page_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_without_the_markdown_library_is_503(monkeypatch: pytest.MonkeyPatch) -> None:
     app = FastAPI()
     runbooks.add(app)
     monkeypatch.setitem(sys.modules, "markdown_it", None)
@@ -188,11 +188,13 @@ def test_without_what_reads_markdown_a_page_is_a_503(monkeypatch: pytest.MonkeyP
     assert "reinstall gpuwarden" in answer.text
 
 
-def test_every_page_is_kept_once_it_was_asked_for() -> None:
+def test_cache_holds_every_page() -> None:
     assert len(pages()) < runbooks.PAGES_MAX
 
 
-def test_missing_pages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_missing_docs_folder_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     empty = tmp_path_factory.mktemp("empty")
     monkeypatch.setattr(shipping, "FOLDER", empty)
 
@@ -200,7 +202,7 @@ def test_missing_pages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path_facto
         pages()
 
 
-def test_pages_go_by_their_paths_below_docs() -> None:
+def test_pages_are_named_by_their_paths_below_docs() -> None:
     found = pages()
 
     assert found["runbooks/GpuwardenWatchdog.md"].is_file()

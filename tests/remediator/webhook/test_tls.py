@@ -20,14 +20,14 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def mutual(tmp_path_factory: pytest.TempPathFactory, ours: Authority) -> Iterator[Served]:
-    """It asks callers for theirs too."""
-    wants = tls(ours, client_auth_type="RequireAndVerifyClientCert", client_ca_file=str(ours.own.cert))
-    with serving(tmp_path_factory.mktemp("serve"), web=wants) as (served, _):
+    """A webhook that requires client certificates."""
+    config = tls(ours, client_auth_type="RequireAndVerifyClientCert", client_ca_file=str(ours.own.cert))
+    with serving(tmp_path_factory.mktemp("serve"), web=config) as (served, _):
         yield served
 
 
 @pytest.mark.needs_parts
-def test_a_real_alertmanager_delivers_over_mutual_tls(mutual: Served, ours: Authority, tmp_path: Path) -> None:
+def test_real_alertmanager_delivers_over_mutual_tls(mutual: Served, ours: Authority, tmp_path: Path) -> None:
     before = mutual.kept()
     files = {"ca_file": ours.own.cert, "cert_file": ours.client.cert, "key_file": ours.client.key}
     token = tmp_path / "token"
