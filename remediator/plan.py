@@ -1,7 +1,6 @@
 """The facts that a remedy decides from, and the steps it may choose. Pure.
 
-A remedy is a function `decide(facts) -> Step`, called with new facts after every step and on a timer. A step's message
-is for operators: steps that differ only in it are equal.
+A remedy is a function `decide(facts) -> Step`, called with new facts after every step and on a timer.
 """
 
 from collections.abc import Mapping
@@ -27,7 +26,7 @@ class Subject(StrEnum):
 
 
 class Kind(StrEnum):
-    """The kinds of intents."""
+    """Kinds of intents."""
 
     FREE = "free"
     SETTLE = "settle"
@@ -67,8 +66,8 @@ class Outcome(StrEnum):
 class Intent:
     """A planned action, written before it begins and kept until its end.
 
-    `entered_at` is when it reached its stage, Unix seconds. `data` of a restart has the container's kind, handle, GPUs,
-    pids and cgroup, the tries of this stage, quarantined GPUs and the warning; that of a settle the worker incarnation.
+    `entered_at` is when it reached its stage, Unix seconds. `data` of a restart has the container, its GPUs and pids,
+    the tries of this stage, quarantined GPUs and the warning. `data` of a settle has the worker incarnation.
     """
 
     intent_id: int
@@ -90,9 +89,8 @@ class Episode:
     """One failure, from alert to outcome.
 
     Args:
-        condition: the condition that it is known by.
         worker: name of the target: worker, container, host or run.
-        trips: conditions of the firing alerts.
+        conditions: of the firing alerts.
         incarnation: of the worker, or of the container; `None` for a host or run.
         fingerprints: Alertmanager's ids of the firing alerts.
         rules: names of all its alerts, also of resolved ones.
@@ -237,9 +235,8 @@ class Facts:
         free_for_s: time the restart has been at its stage; so `settle_for_s`.
         quiet_for_s: time without a failed source.
         runs_for_s: time this incarnation of the container has been seen running.
-        queue_stuck_for_s: time the queue has not answered or refused writes.
+        queue_stuck_for_s: time without an accepted write.
         refused_s_ago: time since the queue's last refusal; `None` after a successful write.
-        stopped_s_ago: time since this executor's last stop ended.
         warned_for_s: time since the warning was known to be sent.
         listener: the process to warn; `None` with the reason in `deaf`.
     """
@@ -276,7 +273,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What to do next in an episode, and why: `message` is for operators and decides nothing."""
+    """What to do next in an episode. `message` is for operators, and steps that differ only in it are equal."""
 
     message: str = field(compare=False)
 
@@ -311,7 +308,6 @@ class Begin(Step):
     """Write the intents.
 
     Args:
-        condition: the confirmed condition.
         settle_key: `None` if the container runs no job of the queue.
         worker_incarnation: the worker in the evidence; only its job is settled.
         pids: processes that must exit before the container counts as dead, with those in `cgroup`.
@@ -332,14 +328,14 @@ class Begin(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Withdraw(Step):
-    """Withdraw planned intents. The episode is decided again."""
+    """Withdraw planned intents."""
 
     reason: Reason
 
 
 @dataclass(frozen=True, kw_only=True)
 class Warn(Step):
-    """Signal the worker's process, which may then write a checkpoint."""
+    """Send the warning signal to the worker."""
 
     signal: str
     listener: ProcessId
@@ -370,7 +366,7 @@ class Quarantine(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class Requeue(Step):
-    """Requeue the fenced job, for `avoid_s` seconds not on its old GPUs. `seen_dead`: its exit is confirmed."""
+    """Requeue the fenced job, for `avoid_s` seconds not on its old GPUs."""
 
     avoid_s: float
     retry: int
@@ -439,7 +435,7 @@ class BlockRun(Step):
 
 
 Wrangle = LockWorker | Migrate | BlockRun
-"""An action on a run with failing items or on its worker. Only the queue changes. `tell`: the person to inform."""
+"""An action on a run with failing items or on its worker. `tell`: the person to inform."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Stops a container, waits until it has stopped, and starts it. Pure. A remedy confirms before the first stop."""
+"""Stops a container, waits until it has stopped, and starts it. Pure."""
 
 from collections.abc import Callable
 from dataclasses import replace
