@@ -56,12 +56,12 @@ class ChangeLog:
             job = sighting.job
             if job is not None:
                 place = snapshot.container_of(sighting)
-                because = activity.not_stalled_reason(job, place, self._thresholds.timeouts, now=snapshot.taken)
-                if because is not None:
-                    suspected[sighting.worker.worker] = because
+                message = activity.not_stalled_reason(job, place, self._thresholds.timeouts, now=snapshot.taken)
+                if message is not None:
+                    suspected[sighting.worker.worker] = message
                     if sighting.worker.worker not in self._suspected:
                         log.info("job silent, not reported as stalled", worker=sighting.worker.worker,
-                                 job_id=job.job_id, attempt=job.attempt, because=because)  # fmt: skip
+                                 job_id=job.job_id, attempt=job.attempt, reason=message)  # fmt: skip
         for worker in self._suspected.keys() - suspected.keys():
             log.info("job active again", worker=worker)
         self._suspected = suspected

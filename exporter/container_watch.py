@@ -167,15 +167,15 @@ class ContainerWatch:
 
     def _read_work(self, pids: frozenset[int]) -> ContainerWork:
         if len(pids) > processes.PROCESSES_MAX:
-            because = f"{len(pids)} processes are more than {processes.PROCESSES_MAX}"
-            return ContainerWork(processes=None, unknown=Unknown(reason="too_many", because=because))
+            message = f"{len(pids)} processes are more than {processes.PROCESSES_MAX}"
+            return ContainerWork(processes=None, unknown=Unknown(reason="too_many", message=message))
         try:
             found = self._work.read(pids)
         except (OSError, ValueError, KeyError) as error:
-            return ContainerWork(processes=None, unknown=Unknown(reason="unreadable", because=str(error)))
+            return ContainerWork(processes=None, unknown=Unknown(reason="unreadable", message=str(error)))
         if any(each.io_bytes is None for each in found.values()):
-            because = "the kernel does not show the I/O of its processes to this user"
-            return ContainerWork(processes=found, unknown=Unknown(reason="io_unreadable", because=because))
+            message = "the kernel does not show the I/O of its processes to this user"
+            return ContainerWork(processes=found, unknown=Unknown(reason="io_unreadable", message=message))
         return ContainerWork(processes=found)
 
 
@@ -206,4 +206,4 @@ def _ram_of(pids: frozenset[int]) -> RamUse:
     try:
         return RamUse(usage_bytes=processes.resident_bytes(pids))
     except (OSError, ValueError) as error:
-        return RamUse(usage_bytes=None, unknown=Unknown(reason="unreadable", because=str(error)))
+        return RamUse(usage_bytes=None, unknown=Unknown(reason="unreadable", message=str(error)))

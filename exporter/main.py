@@ -227,19 +227,19 @@ def _gpu_source(settings: Settings) -> _GpuSource:
             read=partial(simulated.read, settings.simulate_gpu),
             tell=partial(log.warning, "reading simulated GPUs", file=str(settings.simulate_gpu)),
         )
-    because = "--nvml off"
+    message = "--nvml off"
     if settings.nvml != "off":
         try:
             library.load()
         except library.LibraryMissingError as error:
             if settings.nvml == "on":
                 raise
-            because = str(error)
+            message = str(error)
         else:
             tell = partial(log.info, "reading GPUs from the NVIDIA driver", library=library.LIBRARY)
             driver = IsolatedDriver(library.DRIVER, answer_s=settings.nvml_timeout_s)
             return _GpuSource(read=driver.read, tell=tell, driver=driver)
-    return _GpuSource(read=None, tell=partial(log.info, "no NVIDIA GPUs are read", because=because))
+    return _GpuSource(read=None, tell=partial(log.info, "no NVIDIA GPUs are read", message=message))
 
 
 def _drm_source(settings: Settings) -> _GpuSource:

@@ -61,15 +61,15 @@ class SourceRunner:
         """Read a source; `None` if it fails."""
         started_s = time.monotonic()
         result: T | None = None
-        because = None
+        message = None
         took_s = None
         try:
             result = read()
         except (GpuwardenError, OSError) as error:
-            because = str(error)
+            message = str(error)
             took_s = error.took_s if isinstance(error, NoListingError) else None
         except Exception as error:  # noqa: BLE001 - counted and logged; a source must not fail the sample
-            because = f"{type(error).__name__}: {error}"
+            message = f"{type(error).__name__}: {error}"
         taken_s = None
         driver = self._drivers.get(source)
         timing = None if driver is None else driver.timing()
@@ -78,29 +78,29 @@ class SourceRunner:
         elif timing is not None:  # started before, and shared by several samples if late
             took_s, taken_s = timing.took_s, timing.asked_s
         duration_s = time.monotonic() - started_s if took_s is None else took_s
-        if because is None:
+        if message is None:
             self._succeeded_unix_s[source] = self._answered_unix_s(source, taken_s)
         health = SourceHealth(
             source=source,
-            success=because is None,
+            success=message is None,
             duration_s=duration_s,
-            because=because,
+            message=message,
             succeeded_unix_s=self._succeeded_unix_s.get(source),
         )
         for each in (health, *(result.other_sources if isinstance(result, Listing) else ())):
             self._health.append(each)
-            self._log_failing(each.source, each.because)
+            self._log_failing(each.source, each.message)
         return result
 
-    def _log_failing(self, source: str, because: str | None) -> None:
-        if because == self._failing.get(source):
+    def _log_failing(self, source: str, message: str | None) -> None:
+        if message == self._failing.get(source):
             return
-        if because is None:
+        if message is None:
             log.info("source answers again", source=source)
             self._failing.pop(source)
         else:
-            log.warning("source failed", source=source, because=because)
-            self._failing[source] = because
+            log.warning("source failed", source=source, reason=message)
+            self._failing[source] = message
 
     def _answered_unix_s(self, source: str, taken_s: float | None) -> float:
         """When an answer was taken, Unix seconds; samples may share one."""

@@ -176,10 +176,10 @@ def _parse(wanted: type[_Facts], text: str) -> _Facts:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else ""
         if first["type"] == "missing":
-            because = f"lacks {name!r}: is it of another version?"
+            reason = f"lacks {name!r}: is it of another version?"
         elif name:
-            because = f"has {ascii(first['input'])[:80]} for {name!r}: {first['msg']}"
+            reason = f"has {ascii(first['input'])[:80]} for {name!r}: {first['msg']}"
         else:
-            because = f"cannot be read: {first['msg']}"
-        raise FactsError(f"the exporter's evidence {because}") from None
+            reason = f"cannot be read: {first['msg']}"
+        raise FactsError(f"the exporter's evidence {reason}") from None
     return found

@@ -91,7 +91,7 @@ class TakenItem:
                 error = wrong
         if error is not None:
             self.failed = storable(f"{type(error).__name__}: {error}")
-            log.error("item failed", item=self.name, because=self.failed, exc_info=error)
+            log.error("item failed", item=self.name, reason=self.failed, exc_info=error)
         if not self._settle(self.name, self.result, self.failed):
             raise TaskError(f"item {self.name!r} no longer belongs to this attempt")
         return True
@@ -114,11 +114,11 @@ class Current:
         done = failed = 0
         claim: dict[str, Any] = {"attempt": self.job.attempt, "incarnation": self.job.claimed_by}
 
-        def settle(name: str, result: Result, because: str | None) -> bool:
+        def settle(name: str, result: Result, reason: str | None) -> bool:
             how: dict[str, Any] = {**claim, "item": name, "now": self.store.now()}
-            if because is None:
+            if reason is None:
                 return self.store.items.finish(self.job.job_id, **how, result=result)
-            return self.store.items.fail(self.job.job_id, **how, because=because)
+            return self.store.items.fail(self.job.job_id, **how, reason=reason)
 
         def take() -> Item | None:
             return self.store.items.take(self.job.job_id, **claim, now=self.store.now())
@@ -144,7 +144,7 @@ class Current:
             except NoAnswerError as error:
                 if time.monotonic() >= give_up_s:
                     raise
-                log.warning("queue does not answer; asking again", because=str(error))
+                log.warning("queue does not answer; asking again", reason=str(error))
                 self.report.phase(Phase.STEP)  # a step beat: this worker is not stalled
                 time.sleep(RETRY_S)
 
@@ -214,12 +214,12 @@ class Handle:
         """
         job = self._queue.await_end(self.job_id, timeout_s)
         if job.state is not State.COMPLETED:
-            raise JobFailedError(f"job {job.job_id} {job.state}: {job.because or 'no reason given'}")
+            raise JobFailedError(f"job {job.job_id} {job.state}: {job.reason or 'no reason given'}")
         return job.result
 
-    def cancel(self, because: str = "cancelled by its submitter") -> bool:
+    def cancel(self, reason: str = "cancelled by its submitter") -> bool:
         """Cancel the job; its worker stops within a second."""
-        return self._queue.store.admin.cancel(self.job_id, because=because, now=self._queue.store.now())
+        return self._queue.store.admin.cancel(self.job_id, reason=reason, now=self._queue.store.now())
 
 
 class Task(Generic[P, R]):

@@ -55,8 +55,8 @@ OVER: Final = frozenset({Stage.DONE, Stage.ABANDONED, Stage.WITHDRAWN})
 class Outcome(StrEnum):
     """How an episode ended."""
 
-    FIXED = "mended"
-    PARTLY = "partly_mended"
+    FIXED = "fixed"
+    PARTLY = "partly_fixed"
     UNCONFIRMED = "unconfirmed"
     REFUSED = "refused"
     SUPERSEDED = "superseded"

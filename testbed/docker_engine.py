@@ -41,12 +41,12 @@ def docker_engine(work: Path) -> Iterator[Engine | NoEngine]:
         yield reachable
         return
     if os.geteuid() != 0:
-        yield NoEngine(because=f"{reachable.because}, and only root may start a private engine")
+        yield NoEngine(reason=f"{reachable.reason}, and only root may start a private engine")
         return
     try:
         found = {program: debian_packages.find(program) for program in debian_packages.ENGINE_PROGRAMS}
     except debian_packages.PartMissing as missing:
-        yield NoEngine(because=f"{reachable.because}, and a private engine cannot be started: {missing}")
+        yield NoEngine(reason=f"{reachable.reason}, and a private engine cannot be started: {missing}")
         return
     paths = private_engine.EnginePaths.of(work)
     with _private_engine(paths, found["dockerd"], debian_packages.env_for_parts()) as started:
@@ -57,12 +57,12 @@ def docker_engine(work: Path) -> Iterator[Engine | NoEngine]:
 def podman_engine(work: Path) -> Iterator[Engine | NoEngine]:
     """As `docker_engine`, but with a private Podman's Docker API. Its log is `podman.log`."""
     if os.geteuid() != 0:
-        yield NoEngine(because="only root may start a private Podman")
+        yield NoEngine(reason="only root may start a private Podman")
         return
     try:
         podman, conmon, runc = (debian_packages.find(program) for program in (*debian_packages.PODMAN_PROGRAMS, "runc"))
     except debian_packages.PartMissing as missing:
-        yield NoEngine(because=f"a private Podman cannot be started: {missing}")
+        yield NoEngine(reason=f"a private Podman cannot be started: {missing}")
         return
     work.mkdir(parents=True, exist_ok=True)
     paths = private_engine.EnginePaths.of(work, "podman")
@@ -97,18 +97,18 @@ def _private_engine(
 def _wait_until_ready(guardian: subprocess.Popen[bytes], paths: private_engine.EnginePaths) -> Engine | NoEngine:
     url = f"unix://{paths.socket}"
     give_up = time.monotonic() + READY_TIMEOUT_S
-    because = "the guardian is still busy"
+    reason = "the guardian is still busy"
     # Before the guardian has started its dockerd, another run may answer at this socket.
     began = _first_line(guardian, READY_TIMEOUT_S)
     while time.monotonic() < give_up:
         if began == b"" or guardian.poll() is not None:
-            return NoEngine(because=f"the private engine exited: {_last_line(paths.log)}")
+            return NoEngine(reason=f"the private engine exited: {_last_line(paths.log)}")
         answer = engine_version(url)
         if not isinstance(answer, NoEngine):
             return Engine(base_url=url, private=True, version=answer["Version"])
-        because = answer.because
+        reason = answer.reason
         time.sleep(_POLL_S)
-    return NoEngine(because=f"the private engine was not ready after {READY_TIMEOUT_S} s: {because}")
+    return NoEngine(reason=f"the private engine was not ready after {READY_TIMEOUT_S} s: {reason}")
 
 
 def _first_line(guardian: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:

@@ -58,7 +58,7 @@ class PostgresFailed(Exception):  # noqa: N818 - it reads as what happened
 class NoPostgres:
     """PostgreSQL is not available, with the reason."""
 
-    because: str
+    reason: str
 
 
 class Postgres:
@@ -188,14 +188,14 @@ class Postgres:
             try:
                 self._connect().close()
             except psycopg.OperationalError as error:
-                because = str(error)
+                reason = str(error)
             else:
                 return
             if process.poll() is not None:
                 raise PostgresFailed(f"PostgreSQL exited with code {process.returncode}:\n{self._log_tail()}")
             if time.monotonic() > give_up:
                 raise PostgresFailed(
-                    f"PostgreSQL was not ready in {READY_TIMEOUT_S:.0f} s ({because}):\n{self._log_tail()}"
+                    f"PostgreSQL was not ready in {READY_TIMEOUT_S:.0f} s ({reason}):\n{self._log_tail()}"
                 )
             time.sleep(_POLL_S)
 
@@ -230,9 +230,9 @@ def postgres(
         try:
             found = stack.enter_context(_server(work, durable=durable, parts_dir=parts_dir))
         except (debian_packages.PartMissing, PostgresFailed) as problem:
-            found = NoPostgres(because=str(problem))
+            found = NoPostgres(reason=str(problem))
         except OSError as problem:
-            found = NoPostgres(because=f"PostgreSQL cannot be run here: {problem}")
+            found = NoPostgres(reason=f"PostgreSQL cannot be run here: {problem}")
         yield found
 
 

@@ -68,19 +68,19 @@ class Systemd:
 class NoSystemd:
     """No systemd, with the reason."""
 
-    because: str
+    reason: str
 
 
 @contextmanager
 def private_systemd(work: Path) -> Iterator[Systemd | NoSystemd]:
     """Yield a systemd, or the reason why there is none. Its log is `systemd.log` in `work`."""
     if os.geteuid() != 0:
-        yield NoSystemd(because="only root may start a private systemd")
+        yield NoSystemd(reason="only root may start a private systemd")
         return
     try:
         program = debian_packages.find("systemd")
     except debian_packages.PartMissing as missing:
-        yield NoSystemd(because=str(missing))
+        yield NoSystemd(reason=str(missing))
         return
     env = _environment(program)
     for left in (left for hierarchy in _hierarchies() for left in hierarchy.glob(f"{_GROUP}*")):
@@ -164,4 +164,4 @@ def _wait_until_ready(begun: subprocess.Popen[bytes], log: Path, path: str) -> S
         if children and (Path(f"/proc/{children[0]}/root") / "run/systemd/private").exists():
             return Systemd(pid=int(children[0]), path=path)
         time.sleep(0.02)
-    return NoSystemd(because=f"systemd did not start: {log.read_text(errors='replace').strip()[-500:]}")
+    return NoSystemd(reason=f"systemd did not start: {log.read_text(errors='replace').strip()[-500:]}")

@@ -110,7 +110,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
     """One PostgreSQL for the whole run, started by the first test that asks; each test creates databases of its own."""
     with postgres_server(tmp_path_factory.mktemp("postgres"), durable=False) as found:
         if isinstance(found, NoPostgres):
-            pytest.skip(found.because)
+            pytest.skip(found.reason)
         yield found
 
 
@@ -119,7 +119,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """The Docker engine of this host, or a private one."""
     with docker_engine(tmp_path_factory.mktemp("engine")) as found:
         if isinstance(found, NoEngine):
-            pytest.skip(found.because)
+            pytest.skip(found.reason)
         yield found
 
 

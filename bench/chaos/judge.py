@@ -19,7 +19,7 @@ LATE_S: Final = OWNERSHIP_S + LEASE_S + BUSY_TIMEOUT_S
 """How long an attempt may write after the next one began: until its worker checks its claim, with a lease and a wait
 for a locked database."""
 
-_JOBS: Final = "SELECT job_id, run_id, state, attempt, payload, because FROM jobs ORDER BY job_id"
+_JOBS: Final = "SELECT job_id, run_id, state, attempt, payload, reason FROM jobs ORDER BY job_id"
 _EVENTS: Final = "SELECT kind, job_id, attempt, run_id, position FROM dispatch_events ORDER BY event_id"
 _NEEDS: Final = "SELECT job_id, needs_job_id FROM dependencies"
 _RUNS: Final = "SELECT run_id, state FROM runs"
@@ -34,7 +34,7 @@ class Row:
     state: str
     attempt: int
     payload: dict[str, Any]
-    because: str | None
+    reason: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def judge(played: Played) -> Verdict:
     effects = effects_of(played.log)
     jobs_found, events, needs, runs = _read_tables(played.url)
     jobs = {
-        row[0]: Row(job=row[0], run=row[1], state=row[2], attempt=row[3], payload=_parsed(row[4]), because=row[5])
+        row[0]: Row(job=row[0], run=row[1], state=row[2], attempt=row[3], payload=_parsed(row[4]), reason=row[5])
         for row in jobs_found
     }
     by_attempt: dict[tuple[int, int], list[Effect]] = defaultdict(list)
@@ -110,16 +110,16 @@ def _check_jobs(
 
 def _check_end(row: Row, steps: list[int]) -> Iterator[str]:
     """The result is that of the last attempt, complete, and as in the payload."""
-    because = row.because or ""
-    by_itself = row.state == "completed" or "RuntimeError" in because
+    reason = row.reason or ""
+    by_itself = row.state == "completed" or "RuntimeError" in reason
     if by_itself and steps != list(range(row.payload["steps"] + 1)):
         yield f"job {row.job} is {row.state} by attempt {row.attempt}, which left steps {steps} of {row.payload}"
     if by_itself and row.payload["fails"] is (row.state == "completed"):
         yield f"job {row.job} is {row.state}, and its payload says {row.payload}"
-    if row.state == "failed" and not by_itself and "are used" not in because:
-        yield f"job {row.job} failed because {because}"
+    if row.state == "failed" and not by_itself and "are used" not in reason:
+        yield f"job {row.job} failed because {reason}"
     if row.state == "cancelled" and row.run is None:
-        yield f"job {row.job} was cancelled because {because}"
+        yield f"job {row.job} was cancelled because {reason}"
 
 
 def _check_runs(jobs: dict[int, Row], events: Sequence[Any], runs: dict[str, str]) -> Iterator[str]:

@@ -23,7 +23,7 @@ def measure(place: Place) -> Iterator[Figure]:
     folder.mkdir()
     with postgres(folder / "server") as server:
         if isinstance(server, NoPostgres):
-            progress(f"chaos skipped: {server.because}")
+            progress(f"chaos skipped: {server.reason}")
             return
         server.create("chaos")
         progress(f"chaos for {CHAOS_S:.0f} s, seed {seed}")

@@ -29,7 +29,7 @@ def measure(places: list[Place]) -> Iterator[Figure]:
     yield from wake.measure({Ours: f"sqlite:///{disk.folder}/wake.db"}, f"SQLite, {disk.name}")
     with postgres(disk.folder) as server:
         if isinstance(server, NoPostgres):
-            progress(f"queue on PostgreSQL skipped: {server.because}")
+            progress(f"queue on PostgreSQL skipped: {server.reason}")
             return
         workers: list[type[Worker]] = [Ours, *_import_peers()]
         databases = {worker: _create_database(server, worker) for worker in workers}

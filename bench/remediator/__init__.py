@@ -71,7 +71,7 @@ def measure(places: list[Place], load: Load = Load()) -> Iterator[Figure]:
             found.create("ledger")
             servers.append(stack.enter_context(_ours(disk.folder / "pg", "PostgreSQL", found.url("ledger"))))
         else:
-            progress(f"PostgreSQL skipped: {found.because}")
+            progress(f"PostgreSQL skipped: {found.reason}")
         ours = list(servers)
         theirs = stack.enter_context(peer.running(disk.folder))
         if isinstance(theirs, int):

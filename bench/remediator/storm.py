@@ -34,7 +34,7 @@ def measure(chain: Chain, send: Callable[[Sequence[bytes]], Answered], *, hosts:
     with closing(Ledger.open(chain.ledger_url, host=names[0])) as ledger:
         for name in names:
             ledger.executors.beat(host=name, pid=1, armed=True, started_at=0.0, errors=0, workers=1, now=ledger.now())
-        ledger.orders.give(Order(act=Act.ARM, at=ledger.now(), who="bench", because="benchmark"))
+        ledger.orders.give(Order(act=Act.ARM, at=ledger.now(), who="bench", reason="benchmark"))
         answered = send(list(_bodies(names)))
         what = f"{hosts} hosts at once, PostgreSQL"
         yield figure("remediator", f"{what}: {ALERTS_A_CALL} alerts to 202", "ms", answered.latencies_ms)

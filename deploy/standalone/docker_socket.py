@@ -29,7 +29,7 @@ class Engine:
 class NoEngine:
     """No engine was found, with the reason."""
 
-    because: str
+    reason: str
 
 
 def reachable_engine(env: Mapping[str, str], *, system_socket: Path = SYSTEM_SOCKET) -> Engine | NoEngine:
@@ -45,7 +45,7 @@ def reachable_engine(env: Mapping[str, str], *, system_socket: Path = SYSTEM_SOC
         return answer
     kernel = os.uname().release
     if answer["KernelVersion"] != kernel:
-        return NoEngine(because=f"the engine at {url} runs on kernel {answer['KernelVersion']}, this host on {kernel}")
+        return NoEngine(reason=f"the engine at {url} runs on kernel {answer['KernelVersion']}, this host on {kernel}")
     return Engine(base_url=url, private=False, version=answer["Version"])
 
 
@@ -53,11 +53,11 @@ def engine_version(url: str) -> Mapping[str, str] | NoEngine:
     """Return version and kernel of the engine at `url` (Docker Engine API, GET /version)."""
     path = url.removeprefix("unix://")
     if not Path(path).exists():
-        return NoEngine(because=f"no Docker engine listens at {path}")
+        return NoEngine(reason=f"no Docker engine listens at {path}")
     # The docker package's client would leave its socket open if the first answer fails.
     try:
         with httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=_PROBE_TIMEOUT_S) as client:
             said = client.get("http://localhost/version").json()
         return {key: str(said[key]) for key in ("Version", "KernelVersion")}
     except (httpx.HTTPError, ValueError, TypeError, KeyError) as problem:
-        return NoEngine(because=f"no valid answer from the Docker engine at {path}: {problem!r}")
+        return NoEngine(reason=f"no valid answer from the Docker engine at {path}: {problem!r}")

@@ -39,7 +39,7 @@ class Restart:
 class GiveUp:
     """Do not restart the part."""
 
-    because: str
+    reason: str
 
 
 class PartKeepsExiting(GpuwardenError):  # noqa: N818 - it reads as what happened
@@ -66,7 +66,7 @@ def next_step(ends: Sequence[float], *, limits: RestartLimits) -> Restart | Give
     """Decide about a part that has just exited; `ends` are the times of its exits, seconds, newest last."""
     recent = [end for end in ends if ends[-1] - end < limits.window_s]
     if len(recent) > limits.exits_max:
-        return GiveUp(because=f"{len(recent)} exits within {limits.window_s:g} s")
+        return GiveUp(reason=f"{len(recent)} exits within {limits.window_s:g} s")
     return Restart(after_s=min(limits.first_s * 2 ** (len(recent) - 1), limits.longest_s), exits=len(recent))
 
 
@@ -104,7 +104,7 @@ class Supervisor:
         step = next_step(self._ends[name], limits=self._limits)
         if isinstance(step, GiveUp):
             raise PartKeepsExiting(
-                f"{name} keeps exiting ({_describe_exit(code)}; {step.because}): all parts are stopped; "
+                f"{name} keeps exiting ({_describe_exit(code)}; {step.reason}): all parts are stopped; "
                 f"end of {self._parts.log_file(name)}:\n{self._parts.log_tail(name)}"
             )
         self._due[name] = now_s + step.after_s

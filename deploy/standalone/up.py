@@ -203,7 +203,7 @@ def _find_parts(plan: Plan) -> None:
 
 def _announce(chain: Chain, engine: Engine | NoEngine, output: _Output) -> None:
     plan = chain.plan
-    where = f"Docker {engine.version}" if isinstance(engine, Engine) else f"no Docker engine: {engine.because}"
+    where = f"Docker {engine.version}" if isinstance(engine, Engine) else f"no Docker engine: {engine.reason}"
     output(f"host {plan.host}, {where}; {_mode(plan)}")
     if isinstance(engine, Engine) and os.geteuid() != 0:
         output("not root: I/O of other users' containers is unknown; jobs that load there are not checked")
@@ -234,7 +234,7 @@ def _mode(plan: Plan) -> str:
 
 def _given_engine(docker: str) -> Engine | NoEngine:
     if docker == "none":
-        return NoEngine(because="--docker none")
+        return NoEngine(reason="--docker none")
     return Engine(base_url=docker, private=False, version=f"at {docker}")
 
 

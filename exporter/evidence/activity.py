@@ -85,4 +85,4 @@ def _describe(sign: Sign, without_s: float | None, evidence: ContainerEvidence |
         Sign.WORK: evidence.work_unknown,
     }
     why = reasons.get(sign)
-    return f"{sign} unknown: {why.because if why else 'not measured'}"
+    return f"{sign} unknown: {why.message if why else 'not measured'}"

@@ -21,13 +21,13 @@ PAUSES_MAX: Final = 64
 """Pauses remembered per container."""
 
 
-PAUSED: Final = Unknown(reason="paused", because="the container is paused")
+PAUSED: Final = Unknown(reason="paused", message="the container is paused")
 
 
 def stopped_container_evidence(container: Container) -> ContainerEvidence:
     """Return the evidence of a stopped container: its identity alone."""
-    because = "the container does not run"
-    down = Unknown(reason="down", because=because)
+    message = "the container does not run"
+    down = Unknown(reason="down", message=message)
     return ContainerEvidence(
         container=container, shares=(), gpus=(), gpu_idle_s=None, gpu_unknown=down, busy_s={},
         ram=RamUse(usage_bytes=None), ram_idle_s=None, ram_unknown=down, work_unknown=down,

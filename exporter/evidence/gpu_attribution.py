@@ -52,7 +52,7 @@ class GpuAttribution(NamedTuple):
     left_out: bool = False
 
 
-NO_PIDS: Final = Unknown(reason="processes_unknown", because="the container's processes are unknown")
+NO_PIDS: Final = Unknown(reason="processes_unknown", message="the container's processes are unknown")
 
 UNATTRIBUTED: Final = "unattributed"
 """Reason: unlisted processes keep the GPU busy."""
@@ -165,31 +165,31 @@ def _unreadable_earlier_gpus(
         gpu = here.get(uuid)
         if gpu is None:
             if readings.failed:
-                found[uuid] = Unknown(reason="source_failed", because=f"it was on {uuid}, whose source fails")
+                found[uuid] = Unknown(reason="source_failed", message=f"it was on {uuid}, whose source fails")
             elif any(each.processes is None for each in readings.gpus):
-                because = f"it was on {uuid}, which is missing, and the processes of another cannot be listed"
-                found[uuid] = Unknown(reason="not_listed", because=because)
+                message = f"it was on {uuid}, which is missing, and the processes of another cannot be listed"
+                found[uuid] = Unknown(reason="not_listed", message=message)
         elif pids is None:
             found[uuid] = NO_PIDS
         elif _may_be_on(gpu, pids, readings):
-            because = f"it was on {uuid}, whose processes are not all listed"
-            found[uuid] = Unknown(reason=HUNG if gpu.is_hung else "not_listed", because=because)
+            message = f"it was on {uuid}, whose processes are not all listed"
+            found[uuid] = Unknown(reason=HUNG if gpu.is_hung else "not_listed", message=message)
     return found
 
 
 def _why_may_be_elsewhere(pids: frozenset[int] | None, readings: GpuReadings) -> Unknown | None:
     """Why a container outside of engines may use an AMD or Intel GPU without a request."""
     if WITH_NODES in readings.failed:
-        because = "it names no GPU, so that it may be on one of AMD's or Intel's, whose source fails"
-        return Unknown(reason="source_failed", because=because)
+        message = "it names no GPU, so that it may be on one of AMD's or Intel's, whose source fails"
+        return Unknown(reason="source_failed", message=message)
     for gpu in readings.gpus:
         if gpu.node is None:
             continue
         if pids is None:
             return NO_PIDS
         if _may_be_on(gpu, pids, readings):
-            because = f"it names no GPU, so that it may be on {gpu.uuid}, whose processes are not all listed"
-            return Unknown(reason="not_listed", because=because)
+            message = f"it names no GPU, so that it may be on {gpu.uuid}, whose processes are not all listed"
+            return Unknown(reason="not_listed", message=message)
     return None
 
 
@@ -255,9 +255,9 @@ def unattributed_bytes(gpu: Gpu) -> int | None:
     return gpu.memory_used_bytes - gpu.listed_bytes
 
 
-def unknown_attribution(gpus: tuple[str, ...], reason: str, because: str) -> GpuAttribution:
+def unknown_attribution(gpus: tuple[str, ...], reason: str, message: str) -> GpuAttribution:
     """Build an attribution without shares."""
-    return GpuAttribution(gpus=gpus, shares=(), utilization_ratio=None, unknown=Unknown(reason=reason, because=because))
+    return GpuAttribution(gpus=gpus, shares=(), utilization_ratio=None, unknown=Unknown(reason=reason, message=message))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,14 +398,14 @@ def _sum_use(gpu: Gpu, pids: AbstractSet[int]) -> tuple[float | None, int | None
 
 def _why_unknown(gpu: Gpu, ratio: float | None, thresholds: Thresholds) -> Unknown | None:
     if gpu.processes is None:
-        because = gpu.unknown or "its processes cannot be listed"
-        return Unknown(reason=HUNG if gpu.is_hung else "not_listed", because=f"{gpu.uuid}: {because}")
+        message = gpu.unknown or "its processes cannot be listed"
+        return Unknown(reason=HUNG if gpu.is_hung else "not_listed", message=f"{gpu.uuid}: {message}")
     if ratio is None:
-        because = gpu.unknown or "a process of the container is not measured"
-        return Unknown(reason="not_measured", because=f"{gpu.uuid}: {because}")
+        message = gpu.unknown or "a process of the container is not measured"
+        return Unknown(reason="not_measured", message=f"{gpu.uuid}: {message}")
     beyond = gpu.hidden_ratio
     if beyond is None:
-        return Unknown(reason="not_measured", because=f"{gpu.uuid}: {gpu.unknown or 'a process is not measured'}")
+        return Unknown(reason="not_measured", message=f"{gpu.uuid}: {gpu.unknown or 'a process is not measured'}")
     if beyond > thresholds.gpu_idle_ratio:
-        return Unknown(reason=UNATTRIBUTED, because=f"{gpu.uuid}: {beyond:.0%} of it is used by no listed process")
+        return Unknown(reason=UNATTRIBUTED, message=f"{gpu.uuid}: {beyond:.0%} of it is used by no listed process")
     return None

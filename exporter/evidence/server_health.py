@@ -38,23 +38,23 @@ class ProbeState:
         answered: whether it has ever answered. Before that it may still load.
         failing_since_s: start of the first failed probe.
         last_probe_s: end of the newest probe.
-        because: why the newest probe failed.
+        message: why the newest probe failed.
     """
 
     answered: bool = False
     failing_since_s: float | None = None
     last_probe_s: float | None = None
-    because: str = ""
+    message: str = ""
 
     def add_probe(
-        self, answered: bool, *, began_s: float, ended_s: float, gap_max_s: float, because: str = ""
+        self, answered: bool, *, began_s: float, ended_s: float, gap_max_s: float, message: str = ""
     ) -> "ProbeState":
         """Return the state after one more probe. A gap ends a failure."""
         if answered:
             return ProbeState(answered=True, last_probe_s=ended_s)
         unbroken = self.last_probe_s is not None and 0 <= began_s - self.last_probe_s <= gap_max_s
         since_s = self.failing_since_s if unbroken and self.failing_since_s is not None else began_s
-        return replace(self, failing_since_s=since_s, last_probe_s=ended_s, because=because)
+        return replace(self, failing_since_s=since_s, last_probe_s=ended_s, message=message)
 
     def reset(self) -> "ProbeState":
         """Return the state after a time without probes."""
@@ -84,7 +84,7 @@ class HealthCheckTracker:
             if health.failing_streak <= before.failing_streak:  # it passed in between
                 asking = asking.reset()
             self.state = asking.add_probe(
-                health.passed, began_s=now_s, ended_s=now_s, gap_max_s=health.fresh_s, because="its health check fails"
+                health.passed, began_s=now_s, ended_s=now_s, gap_max_s=health.fresh_s, message="its health check fails"
             )
         if health.status == "healthy" and not self.state.answered:
             self.state = replace(self.state, answered=True)
@@ -100,8 +100,8 @@ def parse_probe_labels(labels: Mapping[str, str]) -> Probe | Unknown | None:
     restart_after_s = RESTART_AFTER_S if given is None else float(given) if _SECONDS.fullmatch(given) else 0.0
     if not RESTART_AFTER_MIN_S <= restart_after_s <= RESTART_AFTER_MAX_S:
         limits = f"{RESTART_AFTER_MIN_S:.0f} to {RESTART_AFTER_MAX_S:.0f}"
-        because = f"{TIMEOUT_LABEL} is {ascii(given)[:40]}; expected seconds, {limits}"
-        return Unknown(reason="bad_timeout", because=because)
+        message = f"{TIMEOUT_LABEL} is {ascii(given)[:40]}; expected seconds, {limits}"
+        return Unknown(reason="bad_timeout", message=message)
     if label == "docker":
         return Probe(kind="docker", restart_after_s=restart_after_s)
     return _http(label, restart_after_s)
@@ -109,7 +109,7 @@ def parse_probe_labels(labels: Mapping[str, str]) -> Probe | Unknown | None:
 
 def _http(label: str, restart_after_s: float) -> Probe | Unknown:
     said = f"{PROBE_LABEL} is {ascii(label)[:80]}"
-    bad = Unknown(reason="bad_probe", because=f"{said}; expected docker, or http://localhost:PORT/PATH")
+    bad = Unknown(reason="bad_probe", message=f"{said}; expected docker, or http://localhost:PORT/PATH")
     if not _URL.fullmatch(label):
         return bad
     try:
@@ -120,8 +120,8 @@ def _http(label: str, restart_after_s: float) -> Probe | Unknown:
     if url.scheme != "http" or url.fragment or not port > 0:
         return bad
     if url.hostname != "localhost" or "@" in url.netloc:
-        because = f"{said}; its host must be localhost, which means the container itself"
-        return Unknown(reason="other_host", because=because)
+        message = f"{said}; its host must be localhost, which means the container itself"
+        return Unknown(reason="other_host", message=message)
     target = (url.path or "/") + (f"?{url.query}" if url.query else "")
     return Probe(kind="http", restart_after_s=restart_after_s, port=port, target=target)
 

@@ -42,8 +42,8 @@ def parse_budget(labels: Mapping[str, str], *, vanishes: bool = False) -> VramBu
     if said is None:
         return VramBudget(recyclable=recyclable)
     if not _MIB.fullmatch(said):
-        because = f"{BUDGET_LABEL} is {ascii(said)[:40]}; expected whole MiB, 1 to {MIB_MAX}"
-        return VramBudget(recyclable=recyclable, invalid=Unknown(reason="bad_budget", because=because))
+        message = f"{BUDGET_LABEL} is {ascii(said)[:40]}; expected whole MiB, 1 to {MIB_MAX}"
+        return VramBudget(recyclable=recyclable, invalid=Unknown(reason="bad_budget", message=message))
     return VramBudget(recyclable=recyclable, budget_bytes=int(said) * 2**20)
 
 
@@ -69,8 +69,8 @@ def parse_pod_limit(said: str | None, resource: str) -> VramBudget:
         mib = int(number) * (_FACTORS[suffix] if suffix in _FACTORS else 10 ** int(suffix[1:]))
         if 0 < mib <= MIB_MAX:
             return VramBudget(budget_bytes=mib * 2**20)
-    because = f"the limit of {resource} is {ascii(said)[:40]}; expected whole MiB, 1 to {MIB_MAX}"
-    return VramBudget(invalid=Unknown(reason="bad_budget", because=because))
+    message = f"the limit of {resource} is {ascii(said)[:40]}; expected whole MiB, 1 to {MIB_MAX}"
+    return VramBudget(invalid=Unknown(reason="bad_budget", message=message))
 
 
 def has_floor(gpu: Gpu, floor_bytes: int) -> bool:

@@ -86,7 +86,7 @@ def server_evidence(name: str, snapshot: Snapshot, *, now: Stamp) -> ServerFacts
         answered=server.answered if server else None,
         probe_failing_s=server.probe_failing_s if server else None,
         restart_after_s=probe.restart_after_s if probe else None,
-        probe_unknown=_because(server.unknown if probe else server.probe) if server else None,
+        probe_unknown=_message(server.unknown if probe else server.probe) if server else None,
         cards=vram_budgets.gpu_memory(snapshot, name),
         unseen=list(snapshot.unseen),
         nameless_gpus=list(place.nameless) if place else None,
@@ -108,10 +108,10 @@ def _container_facts(snapshot: Snapshot, place: ContainerEvidence | None, sample
         "container_incarnation": container.incarnation if container else None,
         "gpus": list(place.gpus) if place else None,
         "gpu_simulated": None if snapshot.gpus is None else snapshot.gpus.source == "simulated",
-        "gpu_unknown": _because(place.gpu_unknown) if place else None,
-        "ram_unknown": _because(place.ram_unknown) if place else None,
+        "gpu_unknown": _message(place.gpu_unknown) if place else None,
+        "ram_unknown": _message(place.ram_unknown) if place else None,
         "container_cpu_idle_s": place.cpu_idle_s if place else None,
-        "work_unknown": _because(place.work_unknown) if place else None,
+        "work_unknown": _message(place.work_unknown) if place else None,
         "gpu_pids": _driver_pids(snapshot),
         "lost_gpus_s": {gpu: snapshot.gpu_lost_s[gpu] for gpu in snapshot.lost_gpus},
     }
@@ -123,8 +123,8 @@ _RAM: Final = _FACTS.intersection(RamUse._fields) - _EVIDENCE
 _LIMITS: Final = _FACTS.intersection(each.name for each in fields(Thresholds)) - _EVIDENCE
 
 
-def _because(unknown: object) -> str | None:
-    return unknown.because if isinstance(unknown, Unknown) else None
+def _message(unknown: object) -> str | None:
+    return unknown.message if isinstance(unknown, Unknown) else None
 
 
 def _live_workers_in(place: ContainerEvidence, workers: WorkerReadings, snapshot: Snapshot) -> int | None:

@@ -180,7 +180,7 @@ class _Pages:
 def _describe(source: SourceHealth, snapshot: Snapshot | None) -> str:
     """Describe a source's last reading, with unread metrics and invalid files."""
     if not source.success:
-        return f"failed: {source.because}"
+        return f"failed: {source.message}"
     took = f"in {source.duration_s * 1000:.1f} ms"
     files = None if snapshot is None else {"workers": snapshot.workers, "tasks": snapshot.tasks}.get(source.source)
     if files is not None and files.first_errors:

@@ -183,4 +183,4 @@ class ServerEvidence:
     answered: bool | None = None
     probe_failing_s: float | None = None
     unknown: Unknown | None = None
-    because: str = ""
+    message: str = ""

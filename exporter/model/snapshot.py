@@ -38,7 +38,7 @@ class SourceHealth:
     source: str
     success: bool
     duration_s: float
-    because: str | None = None
+    message: str | None = None
     succeeded_unix_s: float | None = None
 
 

@@ -8,4 +8,4 @@ class Unknown:
     """Why a value is unknown: label value and sentence."""
 
     reason: str
-    because: str
+    message: str

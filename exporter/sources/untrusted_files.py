@@ -15,13 +15,13 @@ class InvalidFiles:
         self.counts: Counter[str] = Counter()
         self.first_errors: dict[str, str] = {}
 
-    def add(self, reason: str, which: Path | str, because: Exception | str) -> None:
+    def add(self, reason: str, which: Path | str, message: Exception | str) -> None:
         """Count one file; only the first of a reason is kept."""
         self.counts[reason] += 1
         if reason not in self.first_errors:
-            said = because.strerror if isinstance(because, OSError) else None
+            said = message.strerror if isinstance(message, OSError) else None
             name = os.fsencode(which).decode("utf-8", "backslashreplace")  # other bytes would break the page
-            self.first_errors[reason] = f"{name}: {said or because}"
+            self.first_errors[reason] = f"{name}: {said or message}"
 
 
 def open_regular(path: Path | str) -> int:

@@ -27,6 +27,6 @@ def add_json(parser: argparse.ArgumentParser, what: str = "one JSON object a lin
     parser.add_argument("--json", action="store_true", help=what)
 
 
-def add_because(parser: argparse.ArgumentParser, default: str = "") -> None:
+def add_reason(parser: argparse.ArgumentParser, default: str = "") -> None:
     """Add the option `--reason`."""
     parser.add_argument("--reason", default=default, metavar="TEXT", help="reason, kept in the record")

@@ -9,7 +9,7 @@ import sys
 from contextlib import closing
 from dataclasses import asdict
 
-from gpuwarden.cli.acts import add_act, add_because, add_json
+from gpuwarden.cli.acts import add_act, add_reason, add_json
 from gpuwarden.format import Parser, format_time, table
 from gpuwarden.queue import JobStore, is_gpu
 from gpuwarden.queue.open import current, existing
@@ -30,7 +30,7 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
         for each in found:
             print(json.dumps(asdict(each)))
     elif found:
-        rows = [(each.gpu, each.host, each.worker or "-", format_time(each.since), each.because) for each in found]
+        rows = [(each.gpu, each.host, each.worker or "-", format_time(each.since), each.reason) for each in found]
         print("\n".join(table(("GPU", "HOST", "WORKER", "SINCE", "REASON"), rows)))
     else:
         print("no GPU is in quarantine", file=sys.stderr)
@@ -40,7 +40,7 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
 def _quarantine(store: JobStore, arguments: argparse.Namespace) -> int:
     host = arguments.host or host_key(state_directory())
     store.gpu_quarantine.quarantine(
-        [arguments.gpu], host=host, worker=arguments.worker, because=arguments.reason, now=store.now()
+        [arguments.gpu], host=host, worker=arguments.worker, reason=arguments.reason, now=store.now()
     )
     print(f"{arguments.gpu} is in quarantine: its workers on {host} finish their job and claim no other")
     if not store.gpu_quarantine.keeps_anyone_from(arguments.gpu, host=host, worker=arguments.worker):
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     taking.add_argument("gpu", metavar="UUID", type=_gpu, help="the GPU, as in `nvidia-smi -L`")
     taking.add_argument("--host", help="host key of its host; default: this host")
     taking.add_argument("--worker", help="a worker that uses it without --gpus, which must not claim either")
-    add_because(taking, default="taken out of use by an operator")
+    add_reason(taking, default="taken out of use by an operator")
 
     releasing = add_act(acts, "release", _release, "put a GPU back to use; exit 1 if it was in use")
     releasing.add_argument("gpu", metavar="UUID", help="the GPU, as in `gpuwarden gpu list`")

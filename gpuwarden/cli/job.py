@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from gpuwarden.cli.acts import add_act, add_because, add_json
+from gpuwarden.cli.acts import add_act, add_reason, add_json
 from gpuwarden.cli.progress import figures, report_of, reports, short, whole
 from gpuwarden.fields import made_from
 from gpuwarden.format import Parser, format_duration, format_time, format_utc_time, operator_name, printable
@@ -86,13 +86,13 @@ def _list_once(store: JobStore, arguments: argparse.Namespace) -> int:
             if not shown:
                 print(
                     f"{'JOB':>6} {'STATE':10} {'QUEUE':10} {'ATTEMPT':>7} {'RETRIES':>7} {'PRIORITY':>8}  "
-                    f"{'WORKER':16} {'PROGRESS':14} BECAUSE"
+                    f"{'WORKER':16} {'PROGRESS':14} REASON"
                 )
             progress = "-" if report is None else short(report)
             print(
                 f"{job.job_id:>6} {job.state:10} {printable(job.queue):10} {job.attempt:>7} {job.watchdog_retries:>7} "
                 f"{job.priority:>8}  {printable(job.worker or '-'):16} {progress:14} "
-                f"{printable(job.because or '')}".rstrip()
+                f"{printable(job.reason or '')}".rstrip()
             )
         shown += 1
     if shown == arguments.limit and not arguments.json and not arguments.watch:
@@ -115,7 +115,7 @@ def _page(job: Job, needs: list[JobId], report: JobFile | None) -> Iterator[str]
     for name, value in (
         ("job", job.job_id),
         ("state", job.state),
-        ("because", job.because),
+        ("reason", job.reason),
         ("queue", job.queue),
         ("class", job.job_class),
         ("model", job.model),
@@ -188,15 +188,15 @@ def _cancel(store: JobStore, arguments: argparse.Namespace) -> int:
 
 
 def _cancel_them(store: JobStore, arguments: argparse.Namespace) -> int:
-    because = _describe("cancelled", arguments.reason)
+    reason = _describe("cancelled", arguments.reason)
     if arguments.run is not None:
-        ids = store.admin.cancel_run(arguments.run, because=because, now=store.now())
+        ids = store.admin.cancel_run(arguments.run, reason=reason, now=store.now())
         print(f"{len(ids)} jobs cancelled: {', '.join(map(str, ids)) or 'none'}")
         return 0
     if not arguments.job:
         return _refuse("missing JOB or --run RUN")
     return _each(
-        store, arguments.job, lambda job_id: store.admin.cancel(job_id, because=because, now=store.now()), "it is over"
+        store, arguments.job, lambda job_id: store.admin.cancel(job_id, reason=reason, now=store.now()), "it is over"
     )
 
 
@@ -229,20 +229,20 @@ def _logs(store: JobStore, arguments: argparse.Namespace) -> int:
 
 
 def _block(store: JobStore, arguments: argparse.Namespace) -> int:
-    because = _describe("blocked", arguments.reason, at=store.now())
+    reason = _describe("blocked", arguments.reason, at=store.now())
     return _each(
         store,
         arguments.job,
-        lambda job_id: store.admin.block(job_id, because=because),
+        lambda job_id: store.admin.block(job_id, reason=reason),
         "only a waiting job can be blocked",
     )
 
 
 def _unblock(store: JobStore, arguments: argparse.Namespace) -> int:
     now = store.now()
-    because = _describe("unblocked", "", at=now)
+    reason = _describe("unblocked", "", at=now)
     return _each(
-        store, arguments.job, lambda job_id: store.admin.unblock(job_id, because=because, now=now), "it is not blocked"
+        store, arguments.job, lambda job_id: store.admin.unblock(job_id, reason=reason, now=now), "it is not blocked"
     )
 
 
@@ -260,15 +260,15 @@ def _each(store: JobStore, jobs: list[int], act: Callable[[int], bool], otherwis
     return code
 
 
-def _refuse(because: str) -> int:
-    print(f"gpuwarden job: {because}", file=sys.stderr)
+def _refuse(reason: str) -> int:
+    print(f"gpuwarden job: {reason}", file=sys.stderr)
     return 1
 
 
-def _describe(act: str, because: str, *, at: float | None = None) -> str:
+def _describe(act: str, reason: str, *, at: float | None = None) -> str:
     """The operator and the reason, with the time if the job has no field for it."""
     done = f"{act} by {operator_name()}" + ("" if at is None else f", {format_utc_time(at)}")
-    return done + (f": {because}" if because else "")
+    return done + (f": {reason}" if reason else "")
 
 
 _DESCRIPTION: Final = "Submit, list, wait for, cancel, block or requeue jobs."
@@ -335,7 +335,7 @@ def _parser() -> argparse.ArgumentParser:
     cancel = add_act(acts, "cancel", _cancel, "cancel jobs; their workers stop within a second")
     cancel.add_argument("job", type=int, metavar="JOB", nargs="*")
     cancel.add_argument("--run", help="cancel a run and all its jobs")
-    add_because(cancel)
+    add_reason(cancel)
 
     requeue = add_act(acts, "requeue", _requeue, "submit an ended job again; prints the new id")
     requeue.add_argument("job", type=int, metavar="JOB")
@@ -351,7 +351,7 @@ def _parser() -> argparse.ArgumentParser:
 
     block = add_act(acts, "block", _block, "keep workers from claiming waiting jobs")
     block.add_argument("job", type=int, metavar="JOB", nargs="+")
-    add_because(block)
+    add_reason(block)
 
     unblock = add_act(acts, "unblock", _unblock, "allow claims of blocked jobs again")
     unblock.add_argument("job", type=int, metavar="JOB", nargs="+")

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from gpuwarden.cli.acts import add_act, add_because, add_json
+from gpuwarden.cli.acts import add_act, add_reason, add_json
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, format_duration, format_time, operator_name, printable
 from gpuwarden.job import FINAL, ItemState, JobClass, State
@@ -189,24 +189,24 @@ def _show(arguments: argparse.Namespace) -> int:
             continue
         waits = f"needs {job.pending} more" if job.pending else ""
         worker = f"on {printable(job.worker)} of {printable(job.host or '')}" if job.worker else ""
-        details = "; ".join(each for each in (waits, worker, printable(job.because or "")) if each)
+        details = "; ".join(each for each in (waits, worker, printable(job.reason or "")) if each)
         print(f"  {job.job_id:>6} {job.state:10} {printable(job.queue):10} {details}".rstrip())
     if items:
         counts = Counter(item.state for item in items)
         print(f"  {len(items)} items: {', '.join(f'{counts[state]} {state}' for state in ItemState if counts[state])}")
     for item in items:
         if item.state is ItemState.FAILED:
-            print(f"  {printable(item.item)} failed on {printable(item.worker or '')}: {printable(item.because or '')}")
+            print(f"  {printable(item.item)} failed on {printable(item.worker or '')}: {printable(item.reason or '')}")
     return 0
 
 
 def _cancel(arguments: argparse.Namespace) -> int:
-    because = f"cancelled by {operator_name()}" + (f": {arguments.reason}" if arguments.reason else "")
+    reason = f"cancelled by {operator_name()}" + (f": {arguments.reason}" if arguments.reason else "")
     with closing(current(arguments.queue_db)) as store:
         run = _known(store, arguments.run)
         if run.state != "running":
             raise GpuwardenError(f"run {run.run_id!r} has ended: it is {run.state}")
-        ids = store.admin.cancel_run(run.run_id, because=because, now=store.now())
+        ids = store.admin.cancel_run(run.run_id, reason=reason, now=store.now())
     print(f"{len(ids)} jobs cancelled: {', '.join(map(str, ids)) or 'none'}")
     return 0
 
@@ -255,5 +255,5 @@ def _parser() -> argparse.ArgumentParser:
 
     cancel = add_act(acts, "cancel", _cancel, "cancel a run and its unfinished jobs")
     cancel.add_argument("run", metavar="RUN")
-    add_because(cancel)
+    add_reason(cancel)
     return parser

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 
-from gpuwarden.cli.acts import add_act, add_because, add_json
+from gpuwarden.cli.acts import add_act, add_reason, add_json
 from gpuwarden.format import Parser, format_duration, operator_name, printable, table
 from gpuwarden.queue import JobStore, WorkerRow
 from gpuwarden.queue.open import current, existing
@@ -52,9 +52,9 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
     for each, line in zip(found, lines, strict=True):
         print(line)
         if each.locked_at is not None:
-            because = f": {printable(each.locked_because)}" if each.locked_because else ""
+            reason = f": {printable(each.locked_reason)}" if each.locked_reason else ""
             print(
-                f"    locked {format_duration(now - each.locked_at)} ago by {printable(each.locked_by or '')}{because}"
+                f"    locked {format_duration(now - each.locked_at)} ago by {printable(each.locked_by or '')}{reason}"
             )
         elif each.unlocked_at is not None:
             print(f"    unlocked {format_duration(now - each.unlocked_at)} ago by {printable(each.unlocked_by or '')}")
@@ -87,7 +87,7 @@ def _state(worker: WorkerRow) -> str:
 def _lock(store: JobStore, arguments: argparse.Namespace) -> int:
     host = _host(arguments)
     locked = store.admin.lock(
-        host=host, worker=arguments.worker, who=operator_name(), because=arguments.reason, now=store.now()
+        host=host, worker=arguments.worker, who=operator_name(), reason=arguments.reason, now=store.now()
     )
     if not locked:
         return _unknown(arguments.worker, host)
@@ -120,7 +120,7 @@ def _list_dead(store: JobStore, arguments: argparse.Namespace) -> int:
         else:
             since = format_duration(now - each.since)
             print(f"{printable(each.worker)} on {printable(each.host)}, queue {printable(each.queue)}: dead for "
-                  f"{since}, {printable(each.because)}")  # fmt: skip
+                  f"{since}, {printable(each.reason)}")  # fmt: skip
     return 0
 
 
@@ -147,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     lock = add_act(acts, "lock", _lock, "keep a worker from claiming until it is unlocked")
     lock.add_argument("--host", help=mine)
     lock.add_argument("worker", metavar="WORKER")
-    add_because(lock)
+    add_reason(lock)
     unlock = add_act(acts, "unlock", _unlock, "let a worker claim again")
     unlock.add_argument("--host", help=mine)
     unlock.add_argument("worker", metavar="WORKER")

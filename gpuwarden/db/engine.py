@@ -101,15 +101,15 @@ def translated(engine: Engine) -> Iterator[None]:
 
 def _error_of(engine: Engine, error: Exception) -> DatabaseError:
     cause = error.orig if isinstance(error, DBAPIError) else error
-    because = str(cause).strip().partition("\n")[0]
+    reason = str(cause).strip().partition("\n")[0]
     if getattr(cause, "sqlstate", None) == _DISK_FULL:
-        because = f"its server's disk is full, make room there: {because}"
+        reason = f"its server's disk is full, make room there: {reason}"
     # The driver's and the pool's errors for an unreachable database.
     away = isinstance(error, NoConnectionFreeError) or any(
         each.__name__ == "OperationalError" for each in type(cause).__mro__
     )
     kind = NoAnswerError if away else DatabaseError
-    return kind(f"{engine.url.render_as_string(hide_password=True)}: {because}")
+    return kind(f"{engine.url.render_as_string(hide_password=True)}: {reason}")
 
 
 def _sqlite(url: URL) -> Engine:

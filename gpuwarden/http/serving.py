@@ -104,9 +104,9 @@ class Server(uvicorn.Server):
             self._captured_signals.clear()
 
     def _look(self) -> None:
-        because = self._web.look()
-        if because:
-            log.warning("SIGHUP: reload failed, old web configuration in use", because=because)
+        reason = self._web.look()
+        if reason:
+            log.warning("SIGHUP: reload failed, old web configuration in use", reason=reason)
         else:
             log.info("SIGHUP: files reloaded; options need a restart", web=self._web.describe())
 
@@ -274,7 +274,7 @@ class _Forward(logging.Handler):
     """Writes a library's log records as this program's events."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        log.error("web server error", because=record.getMessage().strip(), exc_info=record.exc_info)
+        log.error("web server error", reason=record.getMessage().strip(), exc_info=record.exc_info)
 
 
 def _forward(logger: logging.Logger) -> None:
@@ -295,8 +295,8 @@ def bind(address: str, port: int) -> socket.socket:
         )
     except OSError as error:
         where = f"[{address}]:{port}" if ipv6 else f"{address}:{port}"
-        because = (error.strerror or str(error)).partition(" (while")[0]  # Python repeats the address there
-        raise GpuwardenError(": ".join(filter(None, (f"cannot listen on {where} ({because})", hint(error))))) from None
+        reason = (error.strerror or str(error)).partition(" (while")[0]  # Python repeats the address there
+        raise GpuwardenError(": ".join(filter(None, (f"cannot listen on {where} ({reason})", hint(error))))) from None
     # asyncio turns Nagle's delay (40 ms per answer) off only for a socket made from its descriptor.
     return socket.socket(fileno=server.detach())
 

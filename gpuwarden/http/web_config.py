@@ -203,7 +203,7 @@ class WebConfig:
             changed = self._file.reload()
         except GpuwardenError as error:
             if str(error) != self._refused:
-                log.warning("web configuration invalid, old one in use", because=str(error))
+                log.warning("web configuration invalid, old one in use", reason=str(error))
             self._refused = str(error)
             return self._refused
         self._refused = ""
@@ -377,9 +377,9 @@ def _context(what: str, tls: _Tls, folder: Path) -> tuple[ssl.SSLContext, list[P
     try:
         context.load_cert_chain(certificate, key, encrypted)
     except OSError as error:  # also if one is gone by now
-        because = getattr(error, "reason", None) or error.strerror
+        reason = getattr(error, "reason", None) or error.strerror
         raise WebConfigError(
-            f"{certificate} and {key} cannot be used ({because}): give a certificate and its key, in PEM"
+            f"{certificate} and {key} cannot be used ({reason}): give a certificate and its key, in PEM"
         ) from None
     if tls.client_ca_file is None:
         return context, [certificate, key]

@@ -15,7 +15,7 @@ from gpuwarden.queue.schema import JOBS, QUEUE, WORKER_GPUS, WORKERS
 class Admin(QueueBase):
     """Operator actions."""
 
-    def cancel(self, job_id: int, *, because: str, now: float) -> bool:
+    def cancel(self, job_id: int, *, reason: str, now: float) -> bool:
         """Cancel a job, its ranks, and the jobs that need it; False if it has ended.
 
         Their workers stop within a second.
@@ -24,31 +24,31 @@ class Admin(QueueBase):
             run_id = runs.lock_run_of(connection, job_id)
             gang = select(JOBS.c.gang).where(JOBS.c.job_id == job_id).scalar_subquery()
             its = and_(or_(JOBS.c.job_id == job_id, JOBS.c.gang == gang), JOBS.c.run_id.is_not_distinct_from(run_id))
-            ids = runs.cancel(connection, its, because, now)
+            ids = runs.cancel(connection, its, reason, now)
             if run_id is not None and ids:
                 runs.cancel_what_needs(connection, ids, now)
                 runs.close(connection, run_id, job_id, now)
             notify_after_commit(connection, QUEUE.channel)
             return bool(ids)
 
-    def cancel_run(self, run_id: str, *, because: str, now: float) -> list[JobId]:
+    def cancel_run(self, run_id: str, *, reason: str, now: float) -> list[JobId]:
         """Cancel a run and its unfinished jobs; returns their ids."""
         with writing(self._engine) as connection:
             runs.lock(connection, run_id)
-            ids = runs.cancel(connection, JOBS.c.run_id == run_id, because, now)
+            ids = runs.cancel(connection, JOBS.c.run_id == run_id, reason, now)
             last = connection.scalar(select(func.max(JOBS.c.job_id)).where(JOBS.c.run_id == run_id))
             # An event names a job: without jobs the run ends without an event.
             runs.end(connection, run_id, Kind.RUN_CANCELLED, ids[0] if ids else last, now)
             notify_after_commit(connection, QUEUE.channel)
             return ids
 
-    def block(self, job_id: int, *, because: str) -> bool:
+    def block(self, job_id: int, *, reason: str) -> bool:
         """Keep workers from claiming a waiting job (B9); False if it does not wait."""
         with writing(self._engine) as connection:
-            held = sql.transition(Move.BLOCK, JOBS.c.job_id == job_id, because=because)
+            held = sql.transition(Move.BLOCK, JOBS.c.job_id == job_id, reason=reason)
             return connection.execute(held).rowcount == 1
 
-    def unblock(self, job_id: int, *, because: str, now: float) -> bool:
+    def unblock(self, job_id: int, *, reason: str, now: float) -> bool:
         """Make a blocked job claimable once its needs are done; False if it is not blocked.
 
         Raises:
@@ -66,7 +66,7 @@ class Admin(QueueBase):
                     f"job {job_id} stays blocked: it has used all {row.attempts_max} attempts; "
                     f"`gpuwarden wrangle forgive` of its run gives it one more"
                 )
-            values = {"because": because, "lease_expires_at": None}
+            values = {"reason": reason, "lease_expires_at": None}
             freed = sql.transition(Move.UNBLOCK, this, JOBS.c.pending == 0, **values)
             waits = sql.transition(Move.DEFER, this, JOBS.c.pending > 0, **values)
             done = connection.execute(freed).rowcount == 1 or connection.execute(waits).rowcount == 1
@@ -85,18 +85,18 @@ class Admin(QueueBase):
             rows = connection.execute(found.order_by(WORKERS.c.host, WORKERS.c.worker)).all()
         return [to_worker(row, gpus.get((row.host, row.worker), ()), fresh_since=now - FRESH_S) for row in rows]
 
-    def lock(self, *, host: str, worker: str, who: str, because: str, now: float) -> bool:
+    def lock(self, *, host: str, worker: str, who: str, reason: str, now: float) -> bool:
         """Keep a slot from claiming until it is unlocked (B9); False if it is unknown."""
         with writing(self._engine) as connection:
             locked = update(WORKERS).where(_slot(host, worker))
-            row = {"locked_at": now, "locked_by": who, "locked_because": because}
+            row = {"locked_at": now, "locked_by": who, "locked_reason": reason}
             return connection.execute(locked.values(**row)).rowcount == 1
 
     def unlock(self, *, host: str, worker: str, who: str, now: float) -> bool:
         """Let a locked worker claim again; False if it was not locked."""
         with writing(self._engine) as connection:
             locked = update(WORKERS).where(_slot(host, worker), WORKERS.c.locked_at.is_not(None))
-            free = dict.fromkeys(("locked_at", "locked_by", "locked_because"))
+            free = dict.fromkeys(("locked_at", "locked_by", "locked_reason"))
             done = connection.execute(locked.values(**free, unlocked_at=now, unlocked_by=who)).rowcount == 1
             notify_after_commit(connection, QUEUE.channel)
             return done

@@ -183,12 +183,12 @@ class Claims(QueueBase):
                 runs.go_on(connection, run_id, job_id, now)
             return True
 
-    def fail_by_worker(self, job_id: int, *, attempt: int, incarnation: str, because: str, now: float) -> bool:
+    def fail_by_worker(self, job_id: int, *, attempt: int, incarnation: str, reason: str, now: float) -> bool:
         """Fail the job because its code failed; False if the attempt has lost it."""
         held = sql.is_held(job_id, attempt, incarnation)
         with writing(self._engine) as connection:
             sql.recover_lost(connection, job_id, attempt, incarnation, now)
-            return sql.end_failed(connection, Move.FAIL_BY_WORKER, held, job_id, because, now)
+            return sql.end_failed(connection, Move.FAIL_BY_WORKER, held, job_id, reason, now)
 
     def release(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> bool:
         """Return the job to the queue without a retry, as the worker stops."""
@@ -241,7 +241,7 @@ def _take(**its: ColumnElement[Any]) -> Executable:
         claimed_at=its["now"],
         lease_expires_at=its["until"],
         budget_s=_budget_s(),
-        because=None,
+        reason=None,
     )
     return claim.returning(JOBS)
 

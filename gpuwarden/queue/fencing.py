@@ -28,7 +28,7 @@ class Fencing(QueueBase):
         False unless `incarnation` holds the job: one worker's state files cannot move another worker's job.
         """
         held = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt, JOBS.c.claimed_by == incarnation)
-        take = sql.transition(Move.FENCE, held, because=f"{condition}: fenced", lease_expires_at=now + FENCE_S)
+        take = sql.transition(Move.FENCE, held, reason=f"{condition}: fenced", lease_expires_at=now + FENCE_S)
         with writing(self._engine) as connection:
             slot = connection.execute(select(JOBS.c.host, JOBS.c.worker, JOBS.c.queue).where(held)).one_or_none()
             if slot is None:
@@ -84,7 +84,7 @@ class Fencing(QueueBase):
             JOBS.c.attempt < JOBS.c.attempts_max,
             priority=sql.least(JOBS.c.priority, REQUEUE_PRIORITY),
             watchdog_retries=JOBS.c.watchdog_retries + 1,
-            because=f"{condition}: requeued",
+            reason=f"{condition}: requeued",
             queued_at=now,
             **sql.UNCLAIMED,
         )
@@ -105,11 +105,11 @@ class Fencing(QueueBase):
             notify_after_commit(connection, QUEUE.channel)
             return True
 
-    def fail(self, job_id: int, *, attempt: int, because: str, now: float) -> bool:
+    def fail(self, job_id: int, *, attempt: int, reason: str, now: float) -> bool:
         """Fail a fenced job and write its `failed` event (A10)."""
         fenced = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt)
         with writing(self._engine) as connection:
-            return sql.end_failed(connection, Move.FAIL, fenced, job_id, because, now)
+            return sql.end_failed(connection, Move.FAIL, fenced, job_id, reason, now)
 
     def dead_workers(self, *, now: float, host: str | None = None, queue: str | None = None) -> list[DeadWorker]:
         """Dead workers, stamped within `FLAG_FRESH_S` (A14)."""
@@ -133,9 +133,9 @@ class Fencing(QueueBase):
 
 
 def _flag(
-    connection: Connection, host: str, worker: str, queue: str, incarnation: str, because: str, now: float
+    connection: Connection, host: str, worker: str, queue: str, incarnation: str, reason: str, now: float
 ) -> None:
-    row = {"queue": queue, "incarnation": incarnation, "since": now, "stamped_at": now, "because": because}
+    row = {"queue": queue, "incarnation": incarnation, "since": now, "stamped_at": now, "reason": reason}
     flag = upsert(connection, DEAD_WORKERS).values(host=host, worker=worker, **row)
     keys = [DEAD_WORKERS.c.host, DEAD_WORKERS.c.worker]
     connection.execute(flag.on_conflict_do_update(index_elements=keys, set_=row))

@@ -18,11 +18,11 @@ _LONGEST_FIRST: Final = tuple(QUARANTINED_GPUS.c[name] for name in ("since", "gp
 class GpuQuarantine(QueueBase):
     """GPU quarantines."""
 
-    def quarantine(self, gpus: Sequence[str], *, host: str, worker: str | None, because: str, now: float) -> None:
+    def quarantine(self, gpus: Sequence[str], *, host: str, worker: str | None, reason: str, now: float) -> None:
         """Stop claims by all workers with one of these GPUs, and by the slot `worker`."""
         with writing(self._engine) as connection:
             for gpu in gpus:
-                row = {"gpu": gpu, "host": host, "worker": worker or "", "since": now, "because": because}
+                row = {"gpu": gpu, "host": host, "worker": worker or "", "since": now, "reason": reason}
                 connection.execute(upsert(connection, QUARANTINED_GPUS).values(**row).on_conflict_do_nothing())
 
     def release_gpu(self, gpu: str) -> bool:

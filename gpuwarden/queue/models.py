@@ -123,7 +123,7 @@ class Job:
     host: str | None
     worker: str | None
     lease_expires_at: float | None
-    because: str | None
+    reason: str | None
     needs: int
     """How many jobs this job needs."""
     pending: int
@@ -187,7 +187,7 @@ class Item:
     attempt: int | None
     host: str | None
     worker: str | None
-    because: str | None
+    reason: str | None
     result: Result
 
 
@@ -228,7 +228,7 @@ class Quarantine:
     host: str
     worker: str | None
     since: float
-    because: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +248,7 @@ class WorkerRow:
     draining: bool
     locked_at: float | None
     locked_by: str | None
-    locked_because: str | None
+    locked_reason: str | None
     unlocked_at: float | None
     unlocked_by: str | None
 
@@ -273,7 +273,7 @@ class DeadWorker:
     incarnation: str
     since: float
     stamped_at: float
-    because: str
+    reason: str
 
 
 def to_worker(row: Row[Any], gpus: Sequence[str], *, fresh_since: float) -> WorkerRow:
@@ -289,7 +289,7 @@ def to_worker(row: Row[Any], gpus: Sequence[str], *, fresh_since: float) -> Work
 
 def to_quarantine(row: Row[Any]) -> Quarantine:
     """Convert a row."""
-    return Quarantine(gpu=row.gpu, host=row.host, worker=row.worker or None, since=row.since, because=row.because)
+    return Quarantine(gpu=row.gpu, host=row.host, worker=row.worker or None, since=row.since, reason=row.reason)
 
 
 def to_job(row: Row[Any]) -> Job:
@@ -326,8 +326,8 @@ def check_json(value: object, what: str, size_max_bytes: int, error: type[Gpuwar
     """Raise `error` unless both databases can store this result or payload."""
     try:
         text = json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as because:
-        raise error(f"a job's {what} is not JSON: {because}") from None
+    except (TypeError, ValueError, RecursionError) as reason:
+        raise error(f"a job's {what} is not JSON: {reason}") from None
     if len(text) > size_max_bytes:
         raise error(
             f"a job's {what} has {len(text)} bytes as JSON, more than {size_max_bytes}: write the data to a "

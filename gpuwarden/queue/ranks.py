@@ -63,9 +63,9 @@ def recall(connection: Connection, job_ids: Iterable[int], now: float, *, trippe
     back = [row.job_id for row in found if row.attempt < row.attempts_max]
     for row in found:
         if row.attempt >= row.attempts_max:
-            because = f"another rank was queued again, and all {row.attempts_max} attempts are used"
-            sql.end_failed(connection, Move.EXHAUST, JOBS.c.job_id == row.job_id, row.job_id, because, now)
-    values: dict[str, Any] = {"because": "another rank was queued again", "queued_at": now, "result": None}
+            reason = f"another rank was queued again, and all {row.attempts_max} attempts are used"
+            sql.end_failed(connection, Move.EXHAUST, JOBS.c.job_id == row.job_id, row.job_id, reason, now)
+    values: dict[str, Any] = {"reason": "another rank was queued again", "queued_at": now, "result": None}
     if tripped:
         values["watchdog_retries"] = JOBS.c.watchdog_retries + 1
     again = {"priority": _again(), **sql.UNCLAIMED}

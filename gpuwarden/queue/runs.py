@@ -249,12 +249,12 @@ def cancel_what_needs(connection: Connection, job_ids: Sequence[int], now: float
         job_ids = cancel(connection, JOBS.c.job_id.in_(lost), f"job {min(job_ids)}, which it needs, was cancelled", now)
 
 
-def cancel(connection: Connection, which: ColumnElement[bool], because: str, now: float) -> list[JobId]:
+def cancel(connection: Connection, which: ColumnElement[bool], reason: str, now: float) -> list[JobId]:
     """Cancel unfinished jobs and write their events; returns their ids."""
     found = sql.lock_jobs(select(JOBS.c.job_id).where(which, sql.from_sources(Move.CANCEL)))
     ids = [JobId(each) for each in connection.scalars(found)]
     if ids:
-        ended = {"because": because, "ended_at": now, **sql.UNCLAIMED}
+        ended = {"reason": reason, "ended_at": now, **sql.UNCLAIMED}
         connection.execute(sql.transition(Move.CANCEL, JOBS.c.job_id.in_(ids), **ended))
         sql.write_cancelled(connection, ids, now)
     return ids

@@ -96,7 +96,7 @@ JOBS = Table(
     Column("worker", String),
     Column("claimed_at", Float),
     Column("lease_expires_at", Float),
-    Column("because", String),
+    Column("reason", String),
     Column("ended_at", Float),
     Column("result", JSON(none_as_null=True)),
     # Partial indexes: the cost of a claim does not depend on other jobs.
@@ -141,7 +141,7 @@ WORKERS = Table(
     # An operator's lock holds for all incarnations.
     Column("locked_at", Float),
     Column("locked_by", String),
-    Column("locked_because", String),
+    Column("locked_reason", String),
     Column("unlocked_at", Float),
     Column("unlocked_by", String),
 )
@@ -156,7 +156,7 @@ DEAD_WORKERS = Table(
     Column("incarnation", String, nullable=False),
     Column("since", Float, nullable=False),
     Column("stamped_at", Float, nullable=False),
-    Column("because", String, nullable=False),
+    Column("reason", String, nullable=False),
 )
 
 WORKER_GPUS = Table(
@@ -186,7 +186,7 @@ QUARANTINED_GPUS = Table(
     Column("host", String, primary_key=True),
     Column("worker", String, primary_key=True),  # empty: no slot
     Column("since", Float, nullable=False),
-    Column("because", String, nullable=False),
+    Column("reason", String, nullable=False),
 )
 
 # The outbox, written by the transaction that ends a job or a run.
@@ -234,7 +234,7 @@ ITEMS = Table(
     Column("host", String),
     Column("worker", String),
     Column("changed_at", Float, nullable=False),
-    Column("because", String),
+    Column("reason", String),
     Column("result", JSON(none_as_null=True)),
     Index("items_in_order", "run_id", "state", "place"),
 )
@@ -251,7 +251,7 @@ ITEM_OUTCOMES = Table(
     Column("host", String, nullable=False),
     Column("worker", String, nullable=False),
     Column("at", Float, nullable=False),
-    Column("because", String),
+    Column("reason", String),
     Index("item_outcomes_by_worker", "run_id", "host", "worker"),
     Index("item_outcomes_by_item", "run_id", "item"),
 )
@@ -266,7 +266,7 @@ BARRED = Table(
     Column("migration", Integer, nullable=False),
     Column("at", Float, nullable=False),
     Column("barred_by", String, nullable=False),
-    Column("because", String, nullable=False),
+    Column("reason", String, nullable=False),
 )
 
 QUEUE = Schema(name="queue", tables=METADATA, migrations="gpuwarden:migrations")

@@ -123,10 +123,10 @@ def least(column: ColumnElement[int], bound: int) -> ColumnElement[int]:
 
 
 def end_failed(
-    connection: Connection, move: Move, where: ColumnElement[bool], job_id: int, because: str, now: float
+    connection: Connection, move: Move, where: ColumnElement[bool], job_id: int, reason: str, now: float
 ) -> bool:
     """Fail a job and write its `failed` event; False if the move did not apply."""
-    ended = transition(move, where, because=because, ended_at=now, **UNCLAIMED)
+    ended = transition(move, where, reason=reason, ended_at=now, **UNCLAIMED)
     if connection.execute(ended).rowcount != 1:
         return False
     connection.execute(*write_event(kind=Kind.FAILED, now=now, job_id=job_id))
@@ -183,12 +183,12 @@ def requeue_or_fail(
             back.append(row.job_id)
             continue
         spent.append(row.job_id)
-        this, because = JOBS.c.job_id == row.job_id, f"{why}, and {used} are used"
-        end_failed(connection, Move.EXHAUST, this, row.job_id, because, now)
+        this, reason = JOBS.c.job_id == row.job_id, f"{why}, and {used} are used"
+        end_failed(connection, Move.EXHAUST, this, row.job_id, reason, now)
     # A fenced job keeps the reason of its fence.
     fenced = JOBS.c.state == State.FENCING
-    because_of = case((fenced, JOBS.c.because + ", and its fence ran out"), else_=why)
-    values: dict[str, Any] = {"because": because_of, "queued_at": now, **UNCLAIMED}
+    reason_of = case((fenced, JOBS.c.reason + ", and its fence ran out"), else_=why)
+    values: dict[str, Any] = {"reason": reason_of, "queued_at": now, **UNCLAIMED}
     if lost:
         values |= {"priority": least(JOBS.c.priority, REQUEUE_PRIORITY), "reclaims": JOBS.c.reclaims + 1}
     if back:

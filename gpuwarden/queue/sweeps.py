@@ -64,8 +64,8 @@ class Sweeps(QueueBase):
             for event in events:
                 if event.run_id is not None:
                     runs.end(connection, event.run_id, Kind.RUN_FAILED, event.job_id, now)
-                    because = f"job {event.job_id} of its run failed"
-                    runs.cancel(connection, JOBS.c.run_id == event.run_id, because, now)
+                    reason = f"job {event.job_id} of its run failed"
+                    runs.cancel(connection, JOBS.c.run_id == event.run_id, reason, now)
                 heeded = update(DISPATCH_EVENTS).where(DISPATCH_EVENTS.c.event_id == event.event_id)
                 connection.execute(heeded.values(consumed_at=now))
             return len(events)

@@ -68,7 +68,7 @@ class Lease:
                 else:
                     owned = self._store.claims.owns(job.job_id, attempt=job.attempt, incarnation=incarnation)
             except DatabaseError as error:
-                bound.warning("queue does not answer; job continues", because=str(error))
+                bound.warning("queue does not answer; job continues", reason=str(error))
                 continue
             except Exception:  # noqa: BLE001 - logged; without this thread the lease would end
                 bound.exception("unexpected error; job continues")
@@ -130,7 +130,7 @@ class Lease:
         )
 
 
-def stop_at_once(bound: structlog.typing.FilteringBoundLogger, because: str, exit_code: int = EXIT_DISOWNED) -> None:
+def stop_at_once(bound: structlog.typing.FilteringBoundLogger, reason: str, exit_code: int = EXIT_DISOWNED) -> None:
     """End the process without another instruction of the job, which may have a new owner."""
-    bound.error("stopping at once", because=because, exit_code=exit_code)
+    bound.error("stopping at once", reason=reason, exit_code=exit_code)
     os._exit(exit_code)

@@ -69,14 +69,14 @@ def command(argv: list[str]) -> int:
         log.info("stopped", worker=arguments.name)
         return 0
     except DisownedError as error:
-        log.error("stopping", worker=arguments.name, because=str(error), exit_code=error.exit_code)  # noqa: TRY400 - its end is orderly
+        log.error("stopping", worker=arguments.name, reason=str(error), exit_code=error.exit_code)  # noqa: TRY400 - its end is orderly
         return error.exit_code
     except DrainedError as error:
-        log.info("drained: stopping", worker=arguments.name, because=str(error))
+        log.info("drained: stopping", worker=arguments.name, reason=str(error))
         return 0
     except ReplacedError as error:
-        because = str(error)
-        log.error("this worker is over: stopping", worker=arguments.name, because=because, exit_code=EXIT_DISOWNED)  # noqa: TRY400 - its end is orderly
+        reason = str(error)
+        log.error("this worker is over: stopping", worker=arguments.name, reason=reason, exit_code=EXIT_DISOWNED)  # noqa: TRY400 - its end is orderly
         return EXIT_DISOWNED
 
 

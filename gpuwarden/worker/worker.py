@@ -155,7 +155,7 @@ class Worker:
                     self._tell_of_quarantine()
                 changed = changes.wait(IDLE_WAIT_S)
             except DatabaseError as error:
-                log.warning("queue does not answer; asking again", worker=self._settings.name, because=str(error))
+                log.warning("queue does not answer; asking again", worker=self._settings.name, reason=str(error))
                 time.sleep(RETRY_S)
 
     def _claim(self) -> Job | None:
@@ -191,7 +191,7 @@ class Worker:
                 "a GPU of this worker is in quarantine: it claims nothing until `gpuwarden gpu release`",
                 worker=self._settings.name,
                 gpu=gpu,
-                because=found.because,
+                reason=found.reason,
             )
 
     def _run_one(self, job: Job) -> None:
@@ -241,7 +241,7 @@ class Worker:
                 try:
                     keeping.enter_context(job_logs.kept(self._settings.logs, job.job_id, job.attempt))
                 except (job_logs.JobLogError, OSError) as error:
-                    bound.warning("job log not written", because=str(error))
+                    bound.warning("job log not written", reason=str(error))
             yield
 
     def _attempt(self, job: Job, bound: structlog.typing.FilteringBoundLogger) -> "_Outcome":
@@ -258,19 +258,19 @@ class Worker:
         except (Exception, SystemExit) as error:
             if self._stop.requested:
                 raise WorkerStopping from error  # the handler turned the stop into its own error
-            because = storable(f"{type(error).__name__}: {error}")
-            bound.error("job failed", because=because, exc_info=True)
-            return _Outcome(failed=because)
+            reason = storable(f"{type(error).__name__}: {error}")
+            bound.error("job failed", reason=reason, exc_info=True)
+            return _Outcome(failed=reason)
         return _Outcome(result=result)
 
     def _settle(self, job: Job, outcome: "_Outcome", bound: structlog.typing.FilteringBoundLogger) -> bool:
         """Write the result, with retries for up to a lease; False if the job was lost."""
         attempt, incarnation = job.attempt, self._reporter.incarnation
         give_up_s = time.monotonic() + self._settings.lease_s
-        unanswered, because = False, outcome.failed
+        unanswered, reason = False, outcome.failed
         while True:
             try:
-                if because is None:
+                if reason is None:
                     accepted = self._store.claims.complete(
                         job.job_id,
                         attempt=attempt,
@@ -280,28 +280,28 @@ class Worker:
                     )
                 else:
                     accepted = self._store.claims.fail_by_worker(
-                        job.job_id, attempt=attempt, incarnation=incarnation, because=because, now=self._store.now()
+                        job.job_id, attempt=attempt, incarnation=incarnation, reason=reason, now=self._store.now()
                     )
                 if unanswered and not accepted:
-                    accepted = self._is_settled(job, because)
+                    accepted = self._is_settled(job, reason)
             except DatabaseError as error:
                 if self._stop.requested or time.monotonic() >= give_up_s:
                     raise
                 unanswered = True
-                bound.warning("queue does not answer; the result waits", because=str(error))
+                bound.warning("queue does not answer; the result waits", reason=str(error))
                 self._reporter.phase(Phase.SAVE)  # a step beat: this worker is not stalled
                 time.sleep(RETRY_S)
                 continue
-            bound.info("job completed" if because is None else "job marked failed", accepted=accepted)
+            bound.info("job completed" if reason is None else "job marked failed", accepted=accepted)
             return accepted
 
-    def _is_settled(self, job: Job, because: str | None) -> bool:
+    def _is_settled(self, job: Job, reason: str | None) -> bool:
         """Whether the queue already has this result, from a commit whose answer was lost."""
         found = self._store.job(job.job_id)
-        if because is None:
+        if reason is None:
             ours = found.state in (State.COMPLETED, State.FINISHED)
         else:
-            ours = found.state is State.FAILED and found.because == because
+            ours = found.state is State.FAILED and found.reason == reason
         return ours and found.attempt == job.attempt
 
     def _check_in(self) -> None:
@@ -325,5 +325,5 @@ def answer(ask: Callable[[], T], *, worker: str, stop: Stop, reporter: Reporter)
         try:
             return ask()
         except NoAnswerError as error:
-            log.warning("queue does not answer; asking again", worker=worker, because=str(error))
+            log.warning("queue does not answer; asking again", worker=worker, reason=str(error))
             time.sleep(RETRY_S)

@@ -114,8 +114,8 @@ class DockerActuator:
         except OSError as error:
             raise ActuatorError(f"the cgroup of container {container} cannot be read: {error}") from error
         if group is None:
-            because = f"the container or {self._name} is stopping"
-            raise ActuatorError(f"process {pid} is in no cgroup of container {container}: {because}")
+            reason = f"the container or {self._name} is stopping"
+            raise ActuatorError(f"process {pid} is in no cgroup of container {container}: {reason}")
         return group
 
 

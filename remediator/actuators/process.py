@@ -239,5 +239,5 @@ def _signal(process: ProcessId, number: signal.Signals) -> None:
     except (FileNotFoundError, ProcessLookupError):
         return
     except OSError as error:
-        because = "needs Linux 5.3 or later" if error.errno == errno.ENOSYS else str(error)
-        raise ActuatorError(f"process {process.pid} was not signalled: {because}") from None
+        reason = "needs Linux 5.3 or later" if error.errno == errno.ENOSYS else str(error)
+        raise ActuatorError(f"process {process.pid} was not signalled: {reason}") from None

@@ -142,7 +142,7 @@ class ExporterClient:
                     return before
             except GpuwardenError as error:
                 if str(error) != self._refused:
-                    log.warning("certificate reload failed, old certificates in use", because=str(error))
+                    log.warning("certificate reload failed, old certificates in use", reason=str(error))
                 self._refused = str(error)
                 return before
             if self._before is not None:

@@ -33,13 +33,13 @@ class Queue(Protocol):
     ) -> bool:
         """Requeue a fenced job, for `avoid_s` seconds not at `avoid`; false if not fenced."""
 
-    def fail(self, job_id: int, *, attempt: int, because: str, now: float) -> bool:
+    def fail(self, job_id: int, *, attempt: int, reason: str, now: float) -> bool:
         """Fail a fenced job; false if not fenced."""
 
     def retire_worker(self, *, host: str, worker: str, incarnation: str, now: float) -> None:
         """End a killed worker's incarnation (A12)."""
 
-    def quarantine(self, gpus: Sequence[str], *, host: str, worker: str, because: str, now: float) -> None:
+    def quarantine(self, gpus: Sequence[str], *, host: str, worker: str, reason: str, now: float) -> None:
         """Quarantine GPUs and their worker."""
 
     def jobs_on(self, host: str, *, now: float) -> tuple[HeldJob, ...]:

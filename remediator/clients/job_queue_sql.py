@@ -51,17 +51,17 @@ class BuiltinQueue:
             job_id, attempt=attempt, condition=condition, now=now, avoid=avoid, avoid_s=avoid_s
         )
 
-    def fail(self, job_id: int, *, attempt: int, because: str, now: float) -> bool:
+    def fail(self, job_id: int, *, attempt: int, reason: str, now: float) -> bool:
         """See `Queue`."""
-        return self._store.fencing.fail(job_id, attempt=attempt, because=because, now=now)
+        return self._store.fencing.fail(job_id, attempt=attempt, reason=reason, now=now)
 
     def retire_worker(self, *, host: str, worker: str, incarnation: str, now: float) -> None:
         """See `Queue`."""
         self._store.fencing.retire_worker(host=host, worker=worker, incarnation=incarnation, now=now)
 
-    def quarantine(self, gpus: Sequence[str], *, host: str, worker: str, because: str, now: float) -> None:
+    def quarantine(self, gpus: Sequence[str], *, host: str, worker: str, reason: str, now: float) -> None:
         """See `Queue`."""
-        self._store.gpu_quarantine.quarantine(gpus, host=host, worker=worker, because=because, now=now)
+        self._store.gpu_quarantine.quarantine(gpus, host=host, worker=worker, reason=reason, now=now)
 
     def jobs_on(self, host: str, *, now: float) -> tuple[HeldJob, ...]:
         """See `Queue`. A heartbeat in the future counts as now."""
@@ -93,17 +93,17 @@ class BuiltinQueue:
         def still(run: RunTally) -> bool:
             return still_valid(run, verdict, rules)
 
-        because = f"wrangled, run {run_id}: {verdict.message}"
+        reason = f"wrangled, run {run_id}: {verdict.message}"
         if isinstance(verdict, BlockRun):
-            because = f"{because} (blocked by {who}, {format_utc_time(now)})"
-            return bool(self._store.item_failures.block_run(run_id, still=still, because=because, now=now))
+            reason = f"{reason} (blocked by {who}, {format_utc_time(now)})"
+            return bool(self._store.item_failures.block_run(run_id, still=still, reason=reason, now=now))
         slot: dict[str, Any] = {"host": verdict.host, "worker": verdict.worker}
         act = (
             self._store.item_failures.lock_faulty
             if isinstance(verdict, LockWorker)
             else self._store.item_failures.migrate_run
         )
-        return act(run_id, **slot, still=still, who=who, because=because, now=now)
+        return act(run_id, **slot, still=still, who=who, reason=reason, now=now)
 
     def sweep(self, *, now: float) -> None:
         """Reclaim leases that stayed expired for `RENEWAL_S`, and consume events of failed jobs.

@@ -141,7 +141,7 @@ def _audit(ledger: Ledger, arguments: argparse.Namespace) -> int:
             print(json.dumps(asdict(order)))
         else:
             until = "" if order.until is None else f" until {format_time(order.until)}"
-            why = f": {printable(order.because)}" if order.because else ""
+            why = f": {printable(order.reason)}" if order.reason else ""
             print(f"{format_time(order.at)}  {order.act:10} {order.scope}{until}, by {printable(order.who)}{why}")
     return 0
 

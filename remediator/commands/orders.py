@@ -92,7 +92,7 @@ def _answer(wanted: argparse.Namespace, act: Act, *, for_s: float | None = None)
         now = ledger.now()
         until = None if for_s is None else now + for_s
         return ledger.orders.answer(
-            wanted.episode, act, who=operator_name(), because=wanted.reason, until=until, now=now
+            wanted.episode, act, who=operator_name(), reason=wanted.reason, until=until, now=now
         )
 
 
@@ -179,7 +179,7 @@ def _not_paused(wanted: argparse.Namespace, pauses: Sequence[Order]) -> str:
 def span(window: Order) -> str:
     """Describe a pause in one line."""
     until = "" if window.until is None else f" until {format_time(window.until)}"
-    why = f": {printable(window.because)}" if window.because else ""
+    why = f": {printable(window.reason)}" if window.reason else ""
     return f"{window.scope} from {format_time(window.since or window.at)}{until}, by {printable(window.who)}{why}"
 
 
@@ -197,10 +197,10 @@ def breaker(argv: list[str]) -> int:
         if latched is None:
             print("gpuwarden breaker: the circuit breaker is not open", file=sys.stderr)
             return 1
-        order = Order(act=Act.RELEASE, at=ledger.now(), who=operator_name(), because=wanted.reason)
+        order = Order(act=Act.RELEASE, at=ledger.now(), who=operator_name(), reason=wanted.reason)
         ledger.orders.give(order)
         waiting = [each for each in ledger.reports.list_held() if each.reason == Reason.CIRCUIT_BREAKER]
-    print(f"reset by {order.who}; it opened {format_duration(order.at - latched.at)} ago: {printable(latched.because)}")
+    print(f"reset by {order.who}; it opened {format_duration(order.at - latched.at)} ago: {printable(latched.reason)}")
     for each in waiting:
         print(f"  {_line(each, 'waited for this, handled now')}")
     return 0
@@ -220,13 +220,13 @@ def preview(ledger: Ledger, order: Order) -> list[str]:
     if len(held) > len(ready):
         lines.append(f"waiting for other reasons: {len(held) - len(ready)}; see `gpuwarden status`")
     if (latched := orders.breaker()) is not None:
-        lines.append(f"the circuit breaker is open and holds all of them: {printable(latched.because)}")
+        lines.append(f"the circuit breaker is open and holds all of them: {printable(latched.reason)}")
     lines += [span(each) for each in orders.pauses(host=order.host, now=order.at)]
     return lines
 
 
 def _order(act: Act, ledger: Ledger, wanted: argparse.Namespace, **more: Any) -> Order:
-    return Order(act=act, at=ledger.now(), who=operator_name(), because=wanted.reason, host=wanted.host, **more)
+    return Order(act=act, at=ledger.now(), who=operator_name(), reason=wanted.reason, host=wanted.host, **more)
 
 
 def _list_open(ledger: Ledger, order: Order) -> list[Episode]:

@@ -139,7 +139,7 @@ class Report:
         found = [f"{part.name}: {part.says}; {part.todo}" for part in self.parts if part.ok is False]
         if self.breaker is not None:
             found.append(
-                f"circuit breaker open since {format_time(self.breaker.at)}: {self.breaker.because}; "
+                f"circuit breaker open since {format_time(self.breaker.at)}: {self.breaker.reason}; "
                 "find the cause, then run `gpuwarden breaker reset`"
             )
         dry = sum(each.reason == Reason.DRY_RUN for each in self.episodes)
@@ -151,7 +151,7 @@ class Report:
             if each.reason == Reason.APPROVAL
         ]
         found += [
-            f"GPU {each.gpu} of {each.host} is quarantined: {each.because}; run `gpuwarden gpu release {each.gpu}` "
+            f"GPU {each.gpu} of {each.host} is quarantined: {each.reason}; run `gpuwarden gpu release {each.gpu}` "
             "once it works"
             for each in self.quarantined
         ]

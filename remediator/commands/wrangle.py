@@ -74,7 +74,7 @@ def _set_wrangled(store: JobStore, arguments: argparse.Namespace) -> int:
 def _clear_failures(store: JobStore, arguments: argparse.Namespace) -> int:
     by, now = operator_name(), store.now()
     count = store.item_failures.forgive_run(
-        arguments.run, who=by, because=f"forgiven by {by}, {format_utc_time(now)}", now=now
+        arguments.run, who=by, reason=f"forgiven by {by}, {format_utc_time(now)}", now=now
     )
     print(f"{printable(arguments.run)}: {count} jobs unblocked, failures cleared, workers may claim it again")
     return 0

@@ -176,7 +176,7 @@ class Executor:
                     self._closing.set()
                     raise
                 except DatabaseError as error:
-                    log.warning("ledger unreachable, no action until it answers", because=str(error))
+                    log.warning("ledger unreachable, no action until it answers", reason=str(error))
                     self._pause()
                 except Exception:  # the loop survives a defect
                     self.housekeeping.errors += 1

@@ -79,7 +79,7 @@ class Housekeeping:
     def _log_armed(self, orders: Orders) -> None:
         for remedy in REMEDIES:
             order = orders.arming(host=self._host, remedy=remedy)
-            by = {} if order is None else {"by": order.who, "because": order.because}
+            by = {} if order is None else {"by": order.who, "reason": order.reason}
             if orders.asks(host=self._host, remedy=remedy):
                 log.warning("armed with approval: acts after an operator approves", remedy=remedy, **by)
             elif orders.armed(host=self._host, remedy=remedy):
@@ -108,12 +108,12 @@ class Housekeeping:
         try:
             self._queue.sweep(now=self._queue.now())
         except GpuwardenError as error:
-            log.warning("queue unreachable", because=str(error))
+            log.warning("queue unreachable", reason=str(error))
         try:
             self._workers = self._exporter.count_containers()
         except GpuwardenError as error:
             self._workers = None
-            log.debug("worker count unavailable", because=str(error))
+            log.debug("worker count unavailable", reason=str(error))
 
     def delete_old(self) -> None:
         """Delete old alerts and episodes, a few at a time.
@@ -132,7 +132,7 @@ class Housekeeping:
             message = (
                 "its executor did not process them within --retention-days; list them with `gpuwarden ledger refused`"
             )
-            log.error("accepted alerts abandoned", host=host, count=count, because=message)
+            log.error("accepted alerts abandoned", host=host, count=count, reason=message)
         while self._ledger.episodes.delete_old(before=before) and self._clock.now_s() < until_s:
             pass
 
@@ -153,5 +153,5 @@ class Housekeeping:
             try:
                 queue.renew_fence(job_id, attempt=attempt, now=queue.now())
             except GpuwardenError as error:
-                log.warning("fence not renewed", job_id=job_id, because=str(error))
+                log.warning("fence not renewed", job_id=job_id, reason=str(error))
                 return

@@ -48,7 +48,7 @@ class ExecutorLock:
             self._lock = self._ledger.lock_executor(self._host)
         except LockHeldElsewhereError as error:
             if not self._takeover_logged:
-                log.warning("executor lock held by another process, standing by", because=str(error))
+                log.warning("executor lock held by another process, standing by", reason=str(error))
             self._takeover_logged = True
             return False
         self._takeover_logged = self.lost = False

@@ -71,7 +71,7 @@ class Performer:
 
     def _perform_step(self, episode: Episode, step: plan.Step) -> None:
         name = type(step).__name__.lower()
-        log.info("step", episode=episode.episode_id, worker=episode.worker, step=name, because=step.message)
+        log.info("step", episode=episode.episode_id, worker=episode.worker, step=name, reason=step.message)
         match step:
             case plan.Close(outcome=outcome, reason=reason, message=message):
                 self._ledger.episodes.close(episode.episode_id, outcome, reason, message, now=self._ledger.now())
@@ -109,7 +109,7 @@ class Performer:
             self.perform(episode, instead)
         elif isinstance(instead, plan.Wait):
             if instead.reason is Reason.CIRCUIT_BREAKER:
-                log.error("circuit breaker open, an operator must release it", because=instead.message)
+                log.error("circuit breaker open, an operator must release it", reason=instead.message)
             self._waits.record(episode, instead)
 
     def _settle(self, episode: Episode, step: plan.Fence | plan.Requeue | plan.Fail) -> None:
@@ -153,10 +153,10 @@ class Performer:
             self._advance(episode, intent, Stage.DONE, "requeue", step.message)
 
     def _fail(self, episode: Episode, step: plan.Fail, intent: Intent, job_id: int, attempt: int) -> None:
-        queue, because = self._queue, step.message
+        queue, reason = self._queue, step.message
 
         def write() -> bool:
-            return queue.fail(job_id, attempt=attempt, because=because, now=queue.now())
+            return queue.fail(job_id, attempt=attempt, reason=reason, now=queue.now())
 
         if self._write_to_queue(episode, "fail", write):
             self._advance(episode, intent, Stage.DONE, "fail", step.message, reason=step.reason)
@@ -173,7 +173,7 @@ class Performer:
             taken = write()
         except GpuwardenError as error:
             timers.refused_at_s = self._clock.now_s()
-            log.warning("queue refused a write", episode=episode.episode_id, step=step, because=str(error))
+            log.warning("queue refused a write", episode=episode.episode_id, step=step, reason=str(error))
             if step not in timers.refusals:
                 message = f"the queue refused and will be retried: {error}"
                 self._ledger.journal.record(episode.episode_id, "failed", step, message, now=self._ledger.now())
@@ -239,10 +239,10 @@ class Performer:
         gpus: list[str] = list(step.lost) or intent.data["gpus"]
         queue = self._queue
         slot = episode.worker if episode.subject is Subject.WORKER else ""
-        its = {"host": self._host, "worker": slot, "because": message}
+        its = {"host": self._host, "worker": slot, "reason": message}
         if not self._write_to_queue(episode, "quarantine", lambda: queue.quarantine(gpus, now=queue.now(), **its)):
             return
-        log.error("GPUs quarantined, an operator must check them", gpus=gpus, worker=episode.worker, because=message)
+        log.error("GPUs quarantined, an operator must check them", gpus=gpus, worker=episode.worker, reason=message)
         data = {"lost": [*intent.data.get("lost", []), *step.lost]} if step.lost else {"quarantined": True}
         self._advance(episode, intent, intent.stage, "quarantine", message, data=data, reason=step.reason)
 
@@ -277,7 +277,7 @@ class Performer:
             tell = f"; inform the {step.tell}" if step.tell else ""
             self._ledger.run_decisions.finish(episode, step, f"{step.deed}{tell}", now=self._ledger.now())
             log.warning(
-                "run action done", episode=episode.episode_id, run=episode.worker, step=name, because=step.message
+                "run action done", episode=episode.episode_id, run=episode.worker, step=name, reason=step.message
             )
 
     def _advance(
@@ -323,7 +323,7 @@ class Performer:
     def _record(self, episode: Episode, step: str, act: str, message: str) -> None:
         self._ledger.journal.record(episode.episode_id, act, step, message, now=self._ledger.now())
         if act == "failed":
-            log.warning("action failed", episode=episode.episode_id, step=step, because=message)
+            log.warning("action failed", episode=episode.episode_id, step=step, reason=message)
             self._pause()
 
     def _retire(self, episode: Episode) -> None:
@@ -336,4 +336,4 @@ class Performer:
                 host=self._host, worker=episode.worker, incarnation=episode.incarnation, now=queue.now()
             )
         except GpuwardenError as error:
-            log.warning("worker not marked retired", worker=episode.worker, because=str(error))
+            log.warning("worker not marked retired", worker=episode.worker, reason=str(error))

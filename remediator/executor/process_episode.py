@@ -77,7 +77,7 @@ class EpisodeProcessor:
         try:
             self._step(episode, self._pipelines[episode.subject])
         except GpuwardenError as error:
-            log.warning("step failed, will retry", episode=episode.episode_id, because=str(error))
+            log.warning("step failed, will retry", episode=episode.episode_id, reason=str(error))
 
     def _step(self, begun: Episode, way: Pipeline) -> None:
         """A step that is decided twice in a row had no effect. It is retried after a loop interval."""

@@ -89,7 +89,7 @@ class CheckSilences:
         result = self._silences.of(episode.fingerprints, host=episode.host)
         silenced = guards.check_silences(result.silences, result.unknown, self._limits.safety_limits)
         if silenced is None and begins and result.unknown:
-            log.warning("silences unknown, action continues", because=result.unknown)
+            log.warning("silences unknown, action continues", reason=result.unknown)
         return silenced or step
 
 
@@ -139,7 +139,7 @@ class CaptureBeforeStop:
         tried.add(intent_id)  # also if saving fails: do not delay the stop twice
         armed = not isinstance(step, plan.WouldAct)
         captured = capture_runner.capture(episode, container, facts.place, armed=armed, now=self._ledger.now())
-        log.info("capture saved", episode=episode.episode_id, worker=episode.worker, because=captured.message)
+        log.info("capture saved", episode=episode.episode_id, worker=episode.worker, reason=captured.message)
         self._ledger.captures.save(episode, captured, now=self._ledger.now())
         return Again()
 

@@ -40,6 +40,6 @@ class WaitRecorder:
         recorded = f"{step.reason} {step.asks or ''} {step.about}"
         if timers.current_wait != recorded:
             timers.current_wait = timers.last_wait = recorded
-            log.info("waiting", episode=episode.episode_id, worker=episode.worker, because=step.message)
+            log.info("waiting", episode=episode.episode_id, worker=episode.worker, reason=step.message)
             once = episode.subject is Subject.HOST
             self._ledger.journal.wait(episode.episode_id, step, now=self._ledger.now(), once=once)

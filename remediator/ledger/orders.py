@@ -44,8 +44,8 @@ class OrderBook(LedgerPart):
             about = ORDERS.c.topic == TOPIC[Act.ARM], or_(ORDERS.c.host.is_(None), ORDERS.c.host == host)
             if connection.scalar(select(ORDERS.c.order_id).where(*about).limit(1)) is not None:
                 return False
-            because = "started with --armed"
-            give(connection, self._host, Order(act=Act.ARM, at=now, who=who, because=because, host=host))
+            reason = "started with --armed"
+            give(connection, self._host, Order(act=Act.ARM, at=now, who=who, reason=reason, host=host))
             return True
 
     def current(self) -> Orders:
@@ -63,7 +63,7 @@ class OrderBook(LedgerPart):
             return orders, recent_activity(connection, action, orders, safety_limits, now=now)
 
     def answer(
-        self, episode_id: int, act: Act, *, who: str, because: str, now: float, until: float | None = None
+        self, episode_id: int, act: Act, *, who: str, reason: str, now: float, until: float | None = None
     ) -> tuple[Order, str]:
         """Store an operator's yes or no for the incarnation an episode asks about. Returns the order and the question.
 
@@ -89,7 +89,7 @@ class OrderBook(LedgerPart):
                 act=act,
                 at=now,
                 who=who,
-                because=because,
+                reason=reason,
                 host=row.host,
                 remedy=row.remedy,
                 until=until,
@@ -120,17 +120,17 @@ def wait_for_others(connection: Connection) -> None:
 
 def give(connection: Connection, host: str | None, order: Order) -> int:
     """Write an order, and a journal entry for each open episode in its scope. Returns its id."""
-    who, because = storable(order.who), storable(order.because[:1000])
+    who, reason = storable(order.who), storable(order.reason[:1000])
     names = ("at", "act", "host", "remedy", "until", "episode_id", "key", "since", "ends")
     row = {name: getattr(order, name) for name in names}
-    given = insert(ORDERS).values(**row, topic=TOPIC[order.act], who=who, because=because)
+    given = insert(ORDERS).values(**row, topic=TOPIC[order.act], who=who, reason=reason)
     order_id: int = connection.execute(given.returning(ORDERS.c.order_id)).scalar_one()
     about: list[ColumnElement[bool]] = [EPISODES.c.closed_at.is_(None)]
     about += [] if order.host is None else [EPISODES.c.host == order.host]
     about += [] if order.remedy is None else [EPISODES.c.remedy == order.remedy]
     about += [] if order.episode_id is None else [EPISODES.c.episode_id == order.episode_id]
     for episode_id in connection.scalars(select(EPISODES.c.episode_id).where(*about)).all():
-        write(connection, host, episode_id, "ordered", order.act, f"by {who}: {because}", order.at)
+        write(connection, host, episode_id, "ordered", order.act, f"by {who}: {reason}", order.at)
     notify_after_commit(connection, LEDGER.channel)
     return order_id
 
@@ -138,5 +138,5 @@ def give(connection: Connection, host: str | None, order: Order) -> int:
 def open_breaker(connection: Connection, host: str | None, found: TripBreaker, now: float) -> Wait:
     """Open the circuit breaker: no action begins until an operator releases it."""
     who = f"the executor of {host}"
-    give(connection, host, Order(act=Act.BREAKER, at=now, who=who, because=found.message))
+    give(connection, host, Order(act=Act.BREAKER, at=now, who=who, reason=found.message))
     return Wait(reason=Reason.CIRCUIT_BREAKER, message=f"the circuit breaker opened: {found.message}")

@@ -180,7 +180,7 @@ ORDERS = Table(
     Column("since", Float),  # start of a pause
     Column("ends", ID),  # the pause that this order ends early
     Column("who", String, nullable=False),
-    Column("because", String, nullable=False),
+    Column("reason", String, nullable=False),
     Index("standing_orders_by_scope", "topic", "host", "remedy", "order_id"),
     Index("standing_orders_by_episode", "episode_id", "order_id"),
 )

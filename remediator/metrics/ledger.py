@@ -182,7 +182,7 @@ class LedgerCollector(Collector):
         try:
             totals = self._ledger.reports.totals(self._host)
         except DatabaseError as error:
-            log.warning("the ledger cannot be read", because=str(error))
+            log.warning("the ledger cannot be read", reason=str(error))
             yield SERIES.gauge("gpuwarden_remediator_ledger_up", 0.0)
             return
         yield SERIES.gauge("gpuwarden_remediator_ledger_up", 1.0)

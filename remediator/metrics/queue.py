@@ -285,9 +285,9 @@ class QueueCollector(Collector):
             try:
                 (snapshot, here), counted = self._look(), self._count()
             except (GpuwardenError, NotInTimeError) as error:
-                because = str(error) or f"no answer within {ANSWER_S:g} s"
+                reason = str(error) or f"no answer within {ANSWER_S:g} s"
                 if self._readable is not False:  # once, not at every scrape
-                    log.warning("queue unreachable for /metrics", because=because)
+                    log.warning("queue unreachable for /metrics", reason=reason)
                 self._readable, self._counted = False, None
                 up.add_metric((), 0.0)
                 return iter([up])

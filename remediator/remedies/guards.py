@@ -71,7 +71,7 @@ class Order:
     act: Act
     at: float
     who: str
-    because: str
+    reason: str
     host: str | None = None
     remedy: str | None = None
     until: float | None = None
@@ -335,7 +335,7 @@ def global_hold(orders: Orders, *, host: str, now: float) -> Wait | None:
     """Return the hold that applies to every action: circuit breaker or pause."""
     breaker = orders.breaker()
     if breaker is not None:
-        message = f"the circuit breaker is open: {breaker.because}; check the cause, then `gpuwarden breaker reset`"
+        message = f"the circuit breaker is open: {breaker.reason}; check the cause, then `gpuwarden breaker reset`"
         return Wait(reason=Reason.CIRCUIT_BREAKER, message=message)
     pause = orders.pause(host=host, now=now)
     if pause is not None:
@@ -463,4 +463,4 @@ def _is_ended(pause: Order, by: Order) -> bool:
 
 
 def _describe_order(order: Order | None) -> str:
-    return "no order arms it" if order is None else f"by {order.who}" + (f": {order.because}" if order.because else "")
+    return "no order arms it" if order is None else f"by {order.who}" + (f": {order.reason}" if order.reason else "")

@@ -108,7 +108,7 @@ class PolicyFile:
         except GpuwardenError as error:
             if now_s >= self._next_log_s:
                 self._next_log_s = now_s + LOG_INTERVAL_S
-                log.error("policy reload failed, old policy in use", because=str(error))  # noqa: TRY400 - the operator's error
+                log.error("policy reload failed, old policy in use", reason=str(error))  # noqa: TRY400 - the operator's error
         else:
             self._next_log_s = 0.0
             log.warning("policy reloaded", file=str(self._path), policy=self._policies.value.model_dump_json())

@@ -118,11 +118,11 @@ def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
             found, refusals = alerts.parse(payload, alerts_max=alerts_max)
         except alerts.TooManyAlertsError as error:
             rejected.labels("too_many").inc()
-            log.warning("webhook body refused", because=str(error))
+            log.warning("webhook body refused", reason=str(error))
             raise HTTPException(413, str(error)) from None
         except (ValueError, RecursionError, alerts.PayloadError) as error:
             rejected.labels("malformed").inc()
-            log.warning("webhook body refused", because=str(error)[:300], start=body[:200].decode("utf-8", "replace"))
+            log.warning("webhook body refused", reason=str(error)[:300], start=body[:200].decode("utf-8", "replace"))
             raise HTTPException(400, f"not an Alertmanager payload: {str(error)[:300]}") from None
         if any(each.firing and alerts.is_watchdog(each) for each in found):
             watchdog.mark(now=time.time())
@@ -130,7 +130,7 @@ def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
             accepted, refused = await _wait_until_stored(inbox.take(found, refusals))
         except DatabaseError as error:
             rejected.labels("ledger").inc()
-            log.error("webhook not accepted", because=str(error))  # noqa: TRY400 - the error is enough
+            log.error("webhook not accepted", reason=str(error))  # noqa: TRY400 - the error is enough
             raise HTTPException(503, "the ledger cannot be written; retry") from None
         if left_out := alerts.truncated(payload):
             reconciler.fetch_left_out(left_out, alerts.receiver(payload))
@@ -214,9 +214,9 @@ def _probes(app: FastAPI, ledger: Ledger) -> None:
     @app.head("/-/ready", include_in_schema=False)
     async def ready() -> Response:
         """200 while alerts can be stored, else 503 with the reason."""
-        because = await readiness.not_ready_reason()
-        if because is not None:
-            return Response(f"{because}\n", status_code=503, media_type="text/plain")
+        reason = await readiness.not_ready_reason()
+        if reason is not None:
+            return Response(f"{reason}\n", status_code=503, media_type="text/plain")
         return Response("ready\n", media_type="text/plain")
 
 
@@ -237,10 +237,10 @@ async def _body(request: Request, limit: int, rejected: Counter) -> bytes:
                 body += part
                 if len(body) > limit:
                     rejected.labels("oversized").inc()
-                    log.warning("webhook body refused", because=f"over {limit} bytes")
+                    log.warning("webhook body refused", reason=f"over {limit} bytes")
                     raise HTTPException(413, f"body over {limit} bytes; set max_alerts in Alertmanager")
     except (TimeoutError, ClientDisconnect):
         rejected.labels("incomplete").inc()
-        log.warning("webhook body refused", because=f"incomplete after {BODY_TIMEOUT_S:g} s")
+        log.warning("webhook body refused", reason=f"incomplete after {BODY_TIMEOUT_S:g} s")
         raise HTTPException(408, f"body incomplete after {BODY_TIMEOUT_S:g} s") from None
     return bytes(body)

@@ -93,5 +93,5 @@ class Inbox:
 def _log_refused(refused: Sequence[alerts.Refusal]) -> int:
 
     for refusal in refused:
-        log.warning("alert refused", reason=refusal.reason, because=refusal.message)
+        log.warning("alert refused", reason=refusal.reason, message=refusal.message)
     return len(refused)

@@ -74,12 +74,12 @@ class Reconciler:
         """Fetch `count` alerts that were left out of a call to `receiver`. Returns at once."""
         self._left_out.inc(count)
         if not self._urls:
-            because = "set --alertmanager to fetch them, or raise max_alerts in Alertmanager"
-            log.warning("alerts left out of a call and lost", count=count, because=because)
+            reason = "set --alertmanager to fetch them, or raise max_alerts in Alertmanager"
+            log.warning("alerts left out of a call and lost", count=count, reason=reason)
             return
         if len({receiver, *(each for _, each in self._pending)}) > RECEIVERS_MAX:
-            because = f"{RECEIVERS_MAX} other receivers are pending"
-            log.warning("alerts left out of a call and lost", count=count, because=because)
+            reason = f"{RECEIVERS_MAX} other receivers are pending"
+            log.warning("alerts left out of a call and lost", count=count, reason=reason)
             return
         log.warning("alerts left out of a call, fetching them", count=count)
         self._pending |= {(url, receiver): 0 for url in self._urls}
@@ -103,8 +103,8 @@ class Reconciler:
             accepted, refused = await to_thread.run_sync(self._take, body, newest, abandon_on_cancel=True)
         except (ValueError, RecursionError, GpuwardenError) as error:
             self._done.labels("failed").inc()
-            because = str(error)[:300]
-            log.error("left-out alerts not fetched", alertmanager=asked, because=because)  # noqa: TRY400
+            reason = str(error)[:300]
+            log.error("left-out alerts not fetched", alertmanager=asked, reason=reason)  # noqa: TRY400
             return False
         self._done.labels("done").inc()
         log.info("left-out alerts fetched", alertmanager=asked, accepted=accepted, refused=refused)

@@ -41,7 +41,7 @@ def add(app: FastAPI) -> None:
         names = frozenset(pages())
     except OSError as error:  # the error names a folder, so it is only logged
         names = frozenset[str]()
-        log.warning("runbooks not available", because=str(error))
+        log.warning("runbooks not available", reason=str(error))
 
     # One route: with one per folder, a trailing slash would cause a redirect that reveals this host's name.
     @app.get("/docs", include_in_schema=False)

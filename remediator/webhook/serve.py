@@ -85,5 +85,5 @@ def _exit_timer() -> Iterator[threading.Timer]:
 
 
 def _exit_now() -> None:
-    log.warning("remediator stopped", because=f"no answer from a database within {END_S:g} s; open calls are resent")
+    log.warning("remediator stopped", reason=f"no answer from a database within {END_S:g} s; open calls are resent")
     os._exit(0)  # a requested stop is not a failure

@@ -111,7 +111,7 @@ def _where(work: Path, *, real_gpu: bool) -> Iterator[Where]:
         return
     uuid, name = _first_gpu()
     slots = tuple(replace(slot, gpus=(uuid,)) for slot in SLOTS)
-    yield Where(engine=NoEngine(because="they use this host's GPU"), slots=slots, gpu=name)
+    yield Where(engine=NoEngine(reason="they use this host's GPU"), slots=slots, gpu=name)
 
 
 def _first_gpu() -> tuple[str, str]:
@@ -148,7 +148,7 @@ def _introduce(console: Console, on: Where) -> None:
     if on.gpu is not None:
         where = f"supervised processes that share the GPU of this host: {on.gpu}"
     elif isinstance(engine, NoEngine):
-        where = f"supervised processes, without a Docker engine: {engine.because}"
+        where = f"supervised processes, without a Docker engine: {engine.reason}"
     else:
         where = f"containers of {'a private' if engine.private else 'this host'}'s Docker engine {engine.version}"
         where = where.replace("a private's", "a private")

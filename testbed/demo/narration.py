@@ -86,7 +86,7 @@ class Watcher:
                 elif job.state is State.COMPLETED:
                     yield self._event("queue", f"{title}: completed by attempt {job.attempt}", "good")
                 elif job.state is State.FAILED:
-                    yield self._event("queue", f"{title}: failed: {job.because}", "bad")
+                    yield self._event("queue", f"{title}: failed: {job.reason}", "bad")
                 elif job.state is State.QUEUED and job.attempt:
                     retries = job.watchdog_retries
                     yield self._event("queue", f"{title}: requeued, priority {job.priority}, retry {retries}")

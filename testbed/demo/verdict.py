@@ -91,7 +91,7 @@ def _check_restarted(
     changed = bool(after) and after != before.get(worker)
     yield _link(case, "same container restarted", changed, f"{worker}: new incarnation" if changed else "unchanged")
     outcome = episode.outcome if episode else "no episode"
-    ok = len(episodes) == 1 and outcome == "mended"
+    ok = len(episodes) == 1 and outcome == "fixed"
     yield _link(case, "one episode, fixed", ok, f"episodes: {len(episodes)}, {outcome}")
 
 

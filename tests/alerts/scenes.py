@@ -10,7 +10,7 @@ from typing import Final
 
 LIMIT_S: Final = 130
 """How long everything is allowed: only with a scrape each second does a scrape fall on it."""
-MENDED_S: Final = 247
+FIXED_S: Final = 247
 END_S: Final = 300
 
 SLOT: Final = 'instance="a:9", host="a", worker="w", container="c"'
@@ -149,13 +149,13 @@ def tenant(
 
 
 def while_it_is(over: Callable[[int], float]) -> Callable[[int], float | None]:
-    """From the limit until it is mended."""
-    return lambda at: over(at) if LIMIT_S <= at < MENDED_S else None
+    """From the limit until it is fixed."""
+    return lambda at: over(at) if LIMIT_S <= at < FIXED_S else None
 
 
 def found_and_let_go(scrape_s: int, who: str) -> tuple[tuple[int, str | None], ...]:
-    """At the first scrape that shows it, and at the first after it is mended."""
-    found_s, let_go_s = first_scrape(LIMIT_S, scrape_s), first_scrape(MENDED_S, scrape_s)
+    """At the first scrape that shows it, and at the first after it is fixed."""
+    found_s, let_go_s = first_scrape(LIMIT_S, scrape_s), first_scrape(FIXED_S, scrape_s)
     return (found_s - 1, None), (found_s, who), (let_go_s - 1, who), (let_go_s, None)
 
 
@@ -187,7 +187,7 @@ SCENES: Final[Mapping[str, Scene]] = {
         by="worker",
         series=(
             ("gpuwarden_queue_run_items_failed", 'host="a", run="r", worker_host="a", worker="w"', step(5, 6)),
-            ("gpuwarden_queue_run_items_done", 'host="a", run="r", worker_host="a", worker="w"', step(0, 1, MENDED_S)),
+            ("gpuwarden_queue_run_items_done", 'host="a", run="r", worker_host="a", worker="w"', step(0, 1, FIXED_S)),
             ("gpuwarden_remediator_wrangle_activation_items", 'host="a"', lambda _: 5),
         ),
         seen=lambda scrape_s: found_and_let_go(scrape_s, "w"),

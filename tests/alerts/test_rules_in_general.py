@@ -13,7 +13,7 @@ import yaml
 from deploy.standalone import debian_packages
 from exporter import reference
 from testbed.check_release import CHECKOUT
-from tests.alerts.scenes import END_S, LIMIT_S, MENDED_S, SCENES, WEDGES, Scene, Wedge, wedged
+from tests.alerts.scenes import END_S, LIMIT_S, FIXED_S, SCENES, WEDGES, Scene, Wedge, wedged
 from tests.alerts.test_literals import rules
 from tests.asking import PLAIN
 from tests.remediator.listening import listening
@@ -104,8 +104,8 @@ def test_no_scene_is_of_an_alert_that_does_not_exist() -> None:
 def of_wedge(alert: str, wedge: Wedge, scrape_s: int) -> dict[str, Any]:
     """A wedge as a Prometheus that scrapes so often has it: found at the first scrape that shows it, ended likewise."""
     at = range(0, END_S + 1, scrape_s)
-    grown = " ".join(str(each if each < MENDED_S else each - MENDED_S) for each in at)
-    found_s, ends_s = (math.ceil(moment / scrape_s) * scrape_s for moment in (LIMIT_S, MENDED_S))
+    grown = " ".join(str(each if each < FIXED_S else each - FIXED_S) for each in at)
+    found_s, ends_s = (math.ceil(moment / scrape_s) * scrape_s for moment in (LIMIT_S, FIXED_S))
     moments = ((found_s - 1, None), (found_s, ""), (ends_s - 1, ""), (ends_s, None))
     return {
         "name": alert,

@@ -56,7 +56,7 @@ def supervisor(room: Room, said: list[str]) -> Supervisor:
         pytest.param([5.0], Restart(after_s=1.0, exits=1), id="first exit: short delay"),
         pytest.param([5.0, 6.0], Restart(after_s=2.0, exits=2), id="second exit: longer delay"),
         pytest.param([5.0, 6.0, 9.0], Restart(after_s=3.0, exits=3), id="longest delay"),
-        pytest.param([5.0, 6.0, 9.0, 12.0], GiveUp(because="4 exits within 100 s"), id="too many exits"),
+        pytest.param([5.0, 6.0, 9.0, 12.0], GiveUp(reason="4 exits within 100 s"), id="too many exits"),
         pytest.param([5.0, 106.0, 109.0, 112.0], Restart(after_s=3.0, exits=3), id="old exits do not count"),
     ],
 )

@@ -39,7 +39,7 @@ def test_busy_gauge_falls_when_a_worker_is_killed_and_counts_the_new_one(tmp_pat
     script = Script(picture="first", load_s=0.3, load_mib=4, steps=16, step_s=0.5, wedge_attempts=1, wedge_after_step=2)
     slots = [Slot(worker=WORKER, gpus=("GPU-sim-0",))]
     # The grace period and the job are long enough for a check that is seconds late.
-    with stage(tmp_path, NoEngine(because="a test"), slots, armed=True, stop_grace_s=GRACE_S) as scene:
+    with stage(tmp_path, NoEngine(reason="a test"), slots, armed=True, stop_grace_s=GRACE_S) as scene:
         url, log = scene.chain.remediator_url, lambda: scene.chain.log_tail("execute")
         scene.start_workers()
         eventually(lambda: busy_workers(url) == 0, "an idle worker is not busy", log=log)

@@ -82,17 +82,17 @@ def test_ingest_job_over_its_budget_fails_without_a_retry(ended: Stage) -> None:
     (job,) = [job for job in ended.store.jobs() if job.queue == "fetch"]
 
     assert (job.job_class, job.state, job.attempt, job.watchdog_retries) == (JobClass.INGEST_FETCH, State.FAILED, 1, 0)
-    assert job.because is not None
-    assert "jobs of its class are not retried" in job.because
+    assert job.reason is not None
+    assert "jobs of its class are not retried" in job.reason
     (episode,) = [episode for episode in with_action(ended.ledger.reports.newest()) if episode.worker == INGESTER]
-    assert (episode.condition, episode.outcome) == (Condition.BUDGET, "mended")
+    assert (episode.condition, episode.outcome) == (Condition.BUDGET, "fixed")
 
 
 def test_each_stall_of_one_container_is_a_separate_episode(ended: Stage) -> None:
     episodes = [episode for episode in with_action(ended.ledger.reports.newest()) if episode.worker == WORKER]
 
     assert [episode.attempt for episode in episodes] == [1, 2, 3, 4]
-    assert {episode.outcome for episode in episodes} == {"mended"}
+    assert {episode.outcome for episode in episodes} == {"fixed"}
 
 
 def test_worker_completes_another_job_after_the_failed_one(ended: Stage) -> None:

@@ -142,7 +142,7 @@ class Scene:
         self.until(lambda: self.first_closed(case), f"the episode of {case} is closed")
         episode = self.first_closed(case)
         assert episode is not None
-        assert episode.outcome == "mended", self.journal_text(case)
+        assert episode.outcome == "fixed", self.journal_text(case)
         return episode
 
 

@@ -99,7 +99,7 @@ def test_slow_step_with_a_busy_gpu_is_logged_and_not_restarted(played: Played) -
         line for line in log if line["event"] == "job silent, not reported as stalled" and line["job_id"] == job_id
     ]
     assert lines
-    assert "GPU was busy" in lines[0]["because"]
+    assert "GPU was busy" in lines[0]["reason"]
 
 
 @pytest.mark.behaviour("A9")

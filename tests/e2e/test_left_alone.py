@@ -108,7 +108,7 @@ def test_control_in_the_same_setup_is_fixed(watched: Watched) -> None:
     ]
 
     assert (job.state, job.attempt) == (State.COMPLETED, 2)
-    assert outcomes == ["mended"]
+    assert outcomes == ["fixed"]
     assert watched.scene.fleet.incarnation(CONTROL) != watched.before[CONTROL]
 
 

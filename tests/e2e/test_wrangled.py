@@ -157,7 +157,7 @@ def test_only_the_worker_that_fails_every_item_is_locked(farm: Farm) -> None:
     )
 
     farm.until(
-        lambda: [each.outcome for each in with_action(farm.ledger.reports.newest())] == ["mended"],
+        lambda: [each.outcome for each in with_action(farm.ledger.reports.newest())] == ["fixed"],
         "the alert has ended",
     )
     assert farm.actions("r1") == ["lock bad on box1; inform the administrator"]

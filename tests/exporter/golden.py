@@ -146,7 +146,7 @@ SNAPSHOT = build.snapshot(
             # Its budget label is invalid.
             container=build.container(id=OTHER_ID, name="worker-1", managed=False,
                                       incarnation=f"{OTHER_ID}@2024-05-01T11:00:00Z",
-                                      vram_budget=VramBudget(invalid=Unknown(reason="bad_budget", because="3 GB"))),
+                                      vram_budget=VramBudget(invalid=Unknown(reason="bad_budget", message="3 GB"))),
             shares=(
                 GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),
                 GpuShare(gpu="GPU-1", utilization_ratio=None, memory_bytes=None),
@@ -154,7 +154,7 @@ SNAPSHOT = build.snapshot(
             ),
             gpu_idle_s=None,
             gpu_last_busy_age_s=90.0,
-            gpu_unknown=Unknown(reason="not_listed", because="GPU-1: GPU is lost"),
+            gpu_unknown=Unknown(reason="not_listed", message="GPU-1: GPU is lost"),
             lost_gpus=("GPU-1",),
             gpu_lost_s=42.0,
             busy_s={"GPU-0": 0.0},
@@ -186,9 +186,9 @@ SNAPSHOT = build.snapshot(
             gpu_idle_s=None,
             ram=RamUse(usage_bytes=None),
             ram_idle_s=None,
-            ram_unknown=Unknown(reason="unreadable", because="gone"),
+            ram_unknown=Unknown(reason="unreadable", message="gone"),
             io_idle_s=None,
-            work_unknown=Unknown(reason="io_unreadable", because="not reported"),
+            work_unknown=Unknown(reason="io_unreadable", message="not reported"),
         ),
     ),
     ended=(
@@ -206,11 +206,11 @@ SNAPSHOT = build.snapshot(
             probe=build.probe(kind="docker", restart_after_s=60.0),
             answered=False,
             probe_failing_s=None,
-            unknown=Unknown(reason="paused", because="the container is paused"),
+            unknown=Unknown(reason="paused", message="the container is paused"),
         ),
         build.server_evidence(
             container=build.container(id=ENDED_ID, name="tts"),
-            probe=Unknown(reason="other_host", because="no other place is called"),
+            probe=Unknown(reason="other_host", message="no other place is called"),
             answered=None,
             probe_failing_s=None,
         ),

@@ -39,11 +39,11 @@ def test_suspected_job_is_logged_once(house: Path, start_worker: StartWorker, lo
     look.sample()
 
     assert [
-        {key: each.get(key) for key in ("event", "worker", "job_id", "attempt", "because")} for each in logged.entries
+        {key: each.get(key) for key in ("event", "worker", "job_id", "attempt", "reason")} for each in logged.entries
     ] == [
         {"event": "job silent, not reported as stalled", "worker": "w0", "job_id": 7, "attempt": 1,
-         "because": "GPU was busy or unknown 0 s ago"},
-        {"event": "job active again", "worker": "w0", "job_id": None, "attempt": None, "because": None},
+         "reason": "GPU was busy or unknown 0 s ago"},
+        {"event": "job active again", "worker": "w0", "job_id": None, "attempt": None, "reason": None},
     ]  # fmt: skip
 
 

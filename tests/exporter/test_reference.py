@@ -61,7 +61,7 @@ def test_every_series_has_its_source_on_the_page_and_not_in_the_scrape() -> None
 
 
 @pytest.mark.parametrize(
-    ("family", "because"),
+    ("family", "message"),
     [
         pytest.param(
             gauge("gpuwarden_exporter_info", "", (), (), source=" ", absent="never"),
@@ -79,10 +79,10 @@ def test_every_series_has_its_source_on_the_page_and_not_in_the_scrape() -> None
         pytest.param(GaugeMetricFamily("gpuwarden_exporter_info", ""), "family.py", id="other class"),
     ],
 )
-def test_series_without_a_source_fails_the_page(family: Metric, because: str) -> None:
+def test_series_without_a_source_fails_the_page(family: Metric, message: str) -> None:
     with (
         patch.object(reference, "COLLECTORS", {"gpus": lambda _: [family]}),
-        pytest.raises((TypeError, ValueError), match=because),
+        pytest.raises((TypeError, ValueError), match=message),
     ):
         reference.metrics_page()
 

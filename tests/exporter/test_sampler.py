@@ -617,7 +617,7 @@ def test_failed_source_is_logged_once_and_again_when_it_recovers(house: Path, lo
     docker.error = None
     look.sample()
 
-    assert [(each["event"], each.get("because")) for each in logged.entries] == [
+    assert [(each["event"], each.get("reason")) for each in logged.entries] == [
         ("source failed", "it hangs"),
         ("source answers again", None),
     ]
@@ -629,17 +629,17 @@ def test_last_success_of_a_source_stays_after_a_failure(house: Path) -> None:
 
     def answered() -> tuple[float | None, str | None]:
         (found,) = [each for each in look.sample().sources if each.source == "docker"]
-        return found.succeeded_unix_s, found.because
+        return found.succeeded_unix_s, found.message
 
     assert answered() == (None, "it hangs")
     docker.error = None
     before = time.time()
     docker.listing = replace(docker.listing, taken_s=time.monotonic())
-    at, because = answered()
+    at, message = answered()
     docker.error = OSError("it hangs again")
 
     assert at is not None
-    assert (before <= at <= time.time(), because) == (True, None)
+    assert (before <= at <= time.time(), message) == (True, None)
     assert answered() == (at, "it hangs again")
 
 
@@ -694,8 +694,8 @@ def test_duration_of_a_silent_engine_is_the_time_since_its_question(house: Path)
 
     assert (listed.success, listed.duration_s) == (True, 0.001)
     assert (hangs.success, hangs.succeeded_unix_s) == (False, listed.succeeded_unix_s)
-    assert "no answer since the last one" in (hangs.because or "")
-    assert "it refuses" in (refused.because or "")
+    assert "no answer since the last one" in (hangs.message or "")
+    assert "it refuses" in (refused.message or "")
 
 
 def of_source(snapshot: Snapshot, source: str) -> SourceHealth:

@@ -32,8 +32,8 @@ OWN: Final = "only the host of an intent moves it"
 class BrokenError(AssertionError):
     """A rule does not hold."""
 
-    def __init__(self, rule: str, because: str) -> None:
-        super().__init__(f"{rule}: {because}")
+    def __init__(self, rule: str, reason: str) -> None:
+        super().__init__(f"{rule}: {reason}")
         self.rule = rule
 
 
@@ -107,9 +107,9 @@ class Judge:
     counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     """How often each event happened: a test checks that its histories cover the events."""
 
-    def must(self, holds: object, rule: str, because: str) -> None:
+    def must(self, holds: object, rule: str, reason: str) -> None:
         if not holds:
-            self.broken.append(BrokenError(rule, because))
+            self.broken.append(BrokenError(rule, reason))
 
     # --- what the remediator reads and does on the host
 

@@ -170,7 +170,7 @@ class Remediator:
         act, now = Act.ARM if armed else Act.DISARM, self._world.clocks.wall(host)
         with self._points.program("operator"):
             Ledger(self._databases.ledger).orders.give(
-                Order(act=act, at=now, who="an operator", because="drawn by hypothesis", host=host)
+                Order(act=act, at=now, who="an operator", reason="drawn by hypothesis", host=host)
             )
 
     def _start(self) -> Watched:

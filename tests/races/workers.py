@@ -119,7 +119,7 @@ class Workers:
             accepted = self._store.claims.complete(job_id, attempt=attempt, incarnation=mine, now=now)
         elif result == "fail":
             accepted = self._store.claims.fail_by_worker(
-                job_id, attempt=attempt, incarnation=mine, because="body", now=now
+                job_id, attempt=attempt, incarnation=mine, reason="body", now=now
             )
         else:
             accepted = self._store.claims.release(job_id, attempt=attempt, incarnation=mine, now=now)

@@ -24,7 +24,7 @@ def test_a_stop_is_missed_only_after_a_fence(wedge_with_gil: bool, times: dict[s
     assert verdict.exited_after_fence(Script(picture="p", wedge_with_gil=wedge_with_gil), times) is ended
 
 
-@pytest.mark.parametrize("outcomes", [[None], ["mended"], ["refused"], ["partly_mended"], ["mended", "mended"]])
+@pytest.mark.parametrize("outcomes", [[None], ["fixed"], ["refused"], ["partly_fixed"], ["fixed", "fixed"]])
 def test_a_short_or_late_alert_adds_no_episode(outcomes: list[str | None]) -> None:
     its = [_story(outcome) for outcome in outcomes]
 

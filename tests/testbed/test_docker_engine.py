@@ -94,7 +94,7 @@ def test_an_engine_over_tcp_is_passed_by(engine: Engine) -> None:
 def test_no_engine_says_where_it_was_looked_for(tmp_path: Path) -> None:
     found = reachable_engine({}, system_socket=tmp_path / "docker.sock")
 
-    assert found == NoEngine(because=f"no Docker engine listens at {tmp_path}/docker.sock")
+    assert found == NoEngine(reason=f"no Docker engine listens at {tmp_path}/docker.sock")
 
 
 def test_a_socket_that_nobody_serves_is_no_engine(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_socket_that_nobody_serves_is_no_engine(tmp_path: Path) -> None:
     found = reachable_engine({"DOCKER_HOST": f"unix://{tmp_path}/docker.sock"})
 
     assert isinstance(found, NoEngine)
-    assert f"no valid answer from the Docker engine at {tmp_path}/docker.sock" in found.because
+    assert f"no valid answer from the Docker engine at {tmp_path}/docker.sock" in found.reason
 
 
 @pytest.mark.needs_docker
@@ -183,5 +183,5 @@ def test_a_failed_engine_says_why_and_leaves_nothing(tmp_path: Path, monkeypatch
     with docker_engine(tmp_path / "work") as found:
         pass
 
-    assert found == NoEngine(because="the private engine exited: failed to start daemon: no cgroups here")
+    assert found == NoEngine(reason="the private engine exited: failed to start daemon: no cgroups here")
     assert traces(tmp_path / "work") == []

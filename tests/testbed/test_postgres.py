@@ -220,7 +220,7 @@ def test_without_apt_get_the_answer_says_what_to_install(tmp_path: Path) -> None
         pass
 
     assert isinstance(found, NoPostgres)
-    assert "apt-get install postgresql" in found.because
+    assert "apt-get install postgresql" in found.reason
 
 
 @root_only
@@ -233,7 +233,7 @@ def test_a_closed_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.
         pass
 
     assert isinstance(found, NoPostgres)
-    assert "set $TMPDIR to a folder that all users may enter" in found.because
+    assert "set $TMPDIR to a folder that all users may enter" in found.reason
     assert list(closed.iterdir()) == []
 
 
@@ -250,7 +250,7 @@ def test_a_program_that_its_user_may_not_run_is_named(tmp_path: Path, monkeypatc
         pass
 
     assert isinstance(found, NoPostgres)
-    assert f"may not run {tmp_path}/bin/postgres: open its folder to all users" in found.because
+    assert f"may not run {tmp_path}/bin/postgres: open its folder to all users" in found.reason
 
 
 def test_a_failed_initdb_says_what_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_a_failed_initdb_says_what_it_said(tmp_path: Path, monkeypatch: pytest.M
     finally:
         shutil.rmtree(room)
 
-    assert found == NoPostgres(because="initdb exited with code 1:\nno space left here")
+    assert found == NoPostgres(reason="initdb exited with code 1:\nno space left here")
 
 
 def test_a_start_that_fails_ends_with_what_was_logged(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.needs_systemd, pytest.mark.nightly]
 def test_it_is_gone_after_the_block_with_its_services_and_control_groups(tmp_path: Path) -> None:
     with private_systemd(tmp_path) as found:
         if isinstance(found, NoSystemd):
-            pytest.skip(found.because)
+            pytest.skip(found.reason)
         found.write("w.service", SLEEPER)
         subprocess.run([*found.enter, "systemctl", "start", "w.service"], check=True, timeout=30)
         groups = [path.parent for path in Path("/sys/fs/cgroup").glob("**/w.service/cgroup.procs")]
@@ -49,9 +49,9 @@ def test_it_ends_with_whoever_started_it_and_was_killed(tmp_path: Path) -> None:
     assert holder.stdout
     assert holder.stderr
     line = holder.stdout.readline()
-    if not line and "NoSystemd" in (because := holder.stderr.read()):
+    if not line and "NoSystemd" in (reason := holder.stderr.read()):
         holder.communicate()
-        pytest.skip(because)
+        pytest.skip(reason)
 
     holder.kill()
     holder.communicate()

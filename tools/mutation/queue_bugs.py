@@ -134,10 +134,10 @@ def write_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write no event for a job without attempts left."""
     end_failed = sql.end_failed
 
-    def silently(connection: Connection, move: Move, where: Any, job_id: int, because: str, now: float) -> bool:
+    def silently(connection: Connection, move: Move, where: Any, job_id: int, reason: str, now: float) -> bool:
         if move is not Move.EXHAUST:
-            return end_failed(connection, move, where, job_id, because, now)
-        ended = sql.transition(move, where, because=because, ended_at=now, **sql.UNCLAIMED)
+            return end_failed(connection, move, where, job_id, reason, now)
+        ended = sql.transition(move, where, reason=reason, ended_at=now, **sql.UNCLAIMED)
         return connection.execute(ended).rowcount == 1
 
     monkeypatch.setattr(sql, "end_failed", silently)
@@ -172,8 +172,8 @@ def continue_failed_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the jobs of a failed run continue."""
     cancel = runs.cancel
 
-    def spare(connection: Connection, which: Any, because: str, now: float) -> list[JobId]:
-        return [] if because.endswith("of its run failed") else cancel(connection, which, because, now)
+    def spare(connection: Connection, which: Any, reason: str, now: float) -> list[JobId]:
+        return [] if reason.endswith("of its run failed") else cancel(connection, which, reason, now)
 
     monkeypatch.setattr(runs, "cancel", spare)
 

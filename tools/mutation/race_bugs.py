@@ -174,7 +174,7 @@ def fence_in_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
     may_begin = guards.may_begin
 
     def as_if_armed(action: guards.ProposedAction, orders: Orders, *rest: Any, now: float) -> Any:
-        armed = Order(act=Act.ARM, at=now, who="nobody", because="planted", host=action.host)
+        armed = Order(act=Act.ARM, at=now, who="nobody", reason="planted", host=action.host)
         return may_begin(action, Orders(given=(*orders.given, armed)), *rest, now=now)
 
     for module in (guards, intents):

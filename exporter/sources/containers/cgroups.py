@@ -45,7 +45,7 @@ class ContainerCgroups:
         except (OSError, ValueError) as error:
             self._places.pop(container.incarnation, None)
             self._files.pop(container.incarnation, None)
-            return None, RamUse(usage_bytes=None, unknown=Unknown(reason="unreadable", because=str(error)))
+            return None, RamUse(usage_bytes=None, unknown=Unknown(reason="unreadable", message=str(error)))
 
     def stands(self, container: Container) -> bool:
         """Whether a container still has its cgroup, with processes. A restart makes a new inode at its path."""
@@ -113,8 +113,8 @@ class _CgroupFiles:
 
 def _ram(files: cgroup.MemoryFiles | None) -> RamUse:
     if files is None:
-        because = "no memory controller accounts for the container"
-        return RamUse(usage_bytes=None, unknown=Unknown(reason="no_controller", because=because))
+        message = "no memory controller accounts for the container"
+        return RamUse(usage_bytes=None, unknown=Unknown(reason="no_controller", message=message))
     return RamUse(**files.read()._asdict())
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from exporter.sources.containers.poller import BECAUSE_MAX, Listener, Listing, NoListingError
+from exporter.sources.containers.poller import MESSAGE_MAX, Listener, Listing, NoListingError
 
 log: Final = structlog.get_logger("exporter")
 
@@ -37,7 +37,7 @@ class PendingEngine:
 class FailedEngine:
     """An engine whose client cannot start; every sample tries again."""
 
-    because: str
+    message: str
 
     def latest(self) -> Listing:
         """Raise the reason.
@@ -45,7 +45,7 @@ class FailedEngine:
         Raises:
             NoListingError: always.
         """
-        raise NoListingError(self.because, took_s=0.0)
+        raise NoListingError(self.message, took_s=0.0)
 
 
 class EngineRegistry(Mapping[str, Listener | FailedEngine]):
@@ -101,8 +101,8 @@ class EngineRegistry(Mapping[str, Listener | FailedEngine]):
             listener = self._pending[kind].make()
             listener.start()
         except Exception as error:  # noqa: BLE001 - it loads a client, and a sample must not fail
-            because = f"the {kind} client cannot start: {type(error).__name__}: {error}"[:BECAUSE_MAX]
-            self._failed[kind] = FailedEngine(because)
+            message = f"the {kind} client cannot start: {type(error).__name__}: {error}"[:MESSAGE_MAX]
+            self._failed[kind] = FailedEngine(message)
             return
         self._listeners[kind] = listener
         del self._pending[kind]

@@ -282,11 +282,11 @@ def _server(found: dict[str, Any]) -> Server | None:
         return None
     health, address = _health(found), _address(found)
     if isinstance(probe, Probe) and probe.kind == "docker" and health is None:
-        because = "no health check, or it is disabled: set HEALTHCHECK or --health-cmd"
-        probe = Unknown(reason="no_health_check", because=because)
+        message = "no health check, or it is disabled: set HEALTHCHECK or --health-cmd"
+        probe = Unknown(reason="no_health_check", message=message)
     if isinstance(probe, Probe) and probe.kind == "http" and address is None:
-        because = "no address: its network is none or another container's; use gpuwarden.probe=docker"
-        probe = Unknown(reason="no_address", because=because)
+        message = "no address: its network is none or another container's; use gpuwarden.probe=docker"
+        probe = Unknown(reason="no_address", message=message)
     return Server(probe=probe, address=address, health=health)
 
 

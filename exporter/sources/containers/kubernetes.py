@@ -274,7 +274,7 @@ class Pods(Listener):
 
     def _read_kubelet(self, known: Collection[PodContainer]) -> SourceHealth | None:
         """Read GPUs from the kubelet; `None` without a socket."""
-        path, because = self._pod_resources, None
+        path, message = self._pod_resources, None
         if path is None or not (self._kubelet_wanted or _may_exist(path)):
             return None
         self._kubelet_wanted = True
@@ -282,7 +282,7 @@ class Pods(Listener):
         try:
             given = kubelet.read_devices(path)
         except (OSError, ValueError) as error:
-            because = f"the kubelet at {path}: {error}; or set --pod-resources none"
+            message = f"the kubelet at {path}: {error}; or set --pod-resources none"
             ids = {each.id for each in known}
             self._gpus_by_id = {each: gpus for each, gpus in self._gpus_by_id.items() if each in ids}
         else:
@@ -290,9 +290,9 @@ class Pods(Listener):
             self._gpus_by_id = {each.id: _select_gpus(given.get(each.key, {})) for each in known}
         return SourceHealth(
             source="pod_resources",
-            success=because is None,
+            success=message is None,
             duration_s=time.monotonic() - began_s,
-            because=because,
+            message=message,
             succeeded_unix_s=self._kubelet_answered_unix_s,
         )
 

@@ -14,7 +14,7 @@ START_S: Final = 1.0
 
 CLOSE_S: Final = 5.0
 
-BECAUSE_MAX: Final = 300
+MESSAGE_MAX: Final = 300
 
 
 class NoListingError(OSError):
@@ -57,7 +57,7 @@ class Listener(ABC):
         self._refresh_s = refresh_s
         self._fresh_s = fresh_s
         self._listing: Listing | None = None
-        self._because = "not asked yet"
+        self._message = "not asked yet"
         self._took_s = 0.0
         self._asking_since_s: float | None = None
         self._answered = threading.Event()
@@ -96,7 +96,7 @@ class Listener(ABC):
         listing, now_s, since_s = self._listing, time.monotonic(), self._asking_since_s
         if listing is None or now_s - listing.taken_s > self._fresh_s:
             took_s = self._took_s if since_s is None else max(self._took_s, now_s - since_s)
-            raise NoListingError(f"{self._failure_prefix}: {self._because}", took_s=took_s)
+            raise NoListingError(f"{self._failure_prefix}: {self._message}", took_s=took_s)
         return listing
 
     def _refresh_on(self) -> None:
@@ -104,9 +104,9 @@ class Listener(ABC):
             self._asking_since_s = since_s = time.monotonic()
             try:
                 self._listing = self.list_now()
-                self._because = "no answer since the last one"
+                self._message = "no answer since the last one"
             except Exception as error:  # noqa: BLE001 - an invalid answer must not end the thread
-                self._because = f"{type(error).__name__}: {error}"[:BECAUSE_MAX]
+                self._message = f"{type(error).__name__}: {error}"[:MESSAGE_MAX]
             self._asking_since_s, self._took_s = None, time.monotonic() - since_s
             self._answered.set()
             self.pause()

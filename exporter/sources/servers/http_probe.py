@@ -117,13 +117,13 @@ class _ServerProbe:
             self.state = self.state.reset()
             return
         began_s = clock.boottime_s()
-        answered, because = await ask(server.address, server.probe.port, server.probe.target, within_s=answer_s)
+        answered, message = await ask(server.address, server.probe.port, server.probe.target, within_s=answer_s)
         ended_s = clock.boottime_s()
         if self.server.paused or ended_s - began_s > answer_s + GAP_S:
             self.state = self.state.reset()  # it was paused, or the host was suspended
             return
         self.state = self.state.add_probe(
-            answered, began_s=began_s, ended_s=ended_s, gap_max_s=gap_max_s, because=because
+            answered, began_s=began_s, ended_s=ended_s, gap_max_s=gap_max_s, message=message
         )
 
 

@@ -18,10 +18,10 @@ from gpuwarden.errors import GpuwardenError
 log: Final = structlog.get_logger("exporter")
 
 HOLDS_WORKERS: Final = Unknown(
-    reason="holds_workers", because="a worker runs in it, so its jobs are checked and not the server"
+    reason="holds_workers", message="a worker runs in it, so its jobs are checked and not the server"
 )
 MAY_HOLD_WORKERS: Final = Unknown(
-    reason="workers_unknown", because="the worker files and locks do not show whether a worker runs in it"
+    reason="workers_unknown", message="the worker files and locks do not show whether a worker runs in it"
 )
 
 
@@ -46,7 +46,7 @@ class Servers:
             try:
                 self._answered = dict.fromkeys(kept.read())
             except (GpuwardenError, OSError) as error:
-                log.warning("file of answered servers not read", because=str(error))
+                log.warning("file of answered servers not read", reason=str(error))
             self._written = frozenset(self._answered)
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class Servers:
         elif count is None:
             unknown = MAY_HOLD_WORKERS
         elif silent_s is None:
-            unknown = Unknown(reason="not_asked", because="no recent probe")
+            unknown = Unknown(reason="not_asked", message="no recent probe")
         return ServerEvidence(
             container=container,
             probe=server.probe,
@@ -122,7 +122,7 @@ class Servers:
             answered=asking.answered or container.incarnation in self._answered,
             probe_failing_s=silent_s if unknown is None else None,
             unknown=unknown,
-            because=asking.because,
+            message=asking.message,
         )
 
     def _log_changes(self, found: Iterable[ServerEvidence]) -> None:
@@ -131,13 +131,13 @@ class Servers:
         for each in found:
             name = each.container.name
             if isinstance(each.probe, Unknown):
-                reported[name] = each.probe.because
-                if self._reported.get(name) != each.probe.because:
-                    log.warning("server cannot be probed", container=name, because=each.probe.because)
+                reported[name] = each.probe.message
+                if self._reported.get(name) != each.probe.message:
+                    log.warning("server cannot be probed", container=name, reason=each.probe.message)
             elif each.probe_failing_s:
                 reported[name] = ""
                 if name not in self._reported:
-                    log.info("server does not answer", container=name, because=each.because, armed=each.answered)
+                    log.info("server does not answer", container=name, reason=each.message, armed=each.answered)
         for name in self._reported.keys() - reported.keys():
             log.info("server answers again or has stopped", container=name)
         self._reported = reported

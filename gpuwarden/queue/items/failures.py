@@ -64,7 +64,7 @@ class ItemFailures(QueueBase):
             return _tally(connection, run_id, now)
 
     def lock_faulty(
-        self, run_id: str, *, host: str, worker: str, still: Still, who: str, because: str, now: float
+        self, run_id: str, *, host: str, worker: str, still: Still, who: str, reason: str, now: float
     ) -> bool:
         """Lock a worker, take its jobs of this run, and retry the items that it failed (B2, B4).
 
@@ -79,9 +79,9 @@ class ItemFailures(QueueBase):
             slot = and_(WORKERS.c.host == host, WORKERS.c.worker == worker)
             if connection.scalar(select(WORKERS.c.worker).where(slot)) is None:
                 return False
-            row = {"locked_at": now, "locked_by": who, "locked_because": because}
+            row = {"locked_at": now, "locked_by": who, "locked_reason": reason}
             connection.execute(update(WORKERS).where(slot, WORKERS.c.locked_at.is_(None)).values(**row))
-            _take_from(connection, run_id, host, worker, because, now)
+            _take_from(connection, run_id, host, worker, reason, now)
             its = and_(ITEM_OUTCOMES.c.host == host, ITEM_OUTCOMES.c.worker == worker)
             items.try_again(connection, run_id, its, now)
             items.forgive(connection, run_id, its)
@@ -89,7 +89,7 @@ class ItemFailures(QueueBase):
             return True
 
     def migrate_run(
-        self, run_id: str, *, host: str, worker: str, still: Still, who: str, because: str, now: float
+        self, run_id: str, *, host: str, worker: str, still: Still, who: str, reason: str, now: float
     ) -> bool:
         """Take a run from its only worker, bar all workers that have tried it, and retry its items (B5).
 
@@ -108,16 +108,16 @@ class ItemFailures(QueueBase):
             kept = select(BARRED.c.host, BARRED.c.worker).where(BARRED.c.run_id == run_id)
             barred = {(row.host, row.worker) for row in connection.execute(kept)}
             new = {(host, worker), *((row.host, row.worker) for row in connection.execute(tried.distinct()))} - barred
-            its = {"run_id": run_id, "migration": before + 1, "at": now, "barred_by": who, "because": because}
+            its = {"run_id": run_id, "migration": before + 1, "at": now, "barred_by": who, "reason": reason}
             rows = [{**its, "host": each[0], "worker": each[1]} for each in sorted(new)]
             if rows:  # empty if the worker was barred already
                 connection.execute(insert(BARRED), rows)
-            _take_from(connection, run_id, host, worker, because, now)
+            _take_from(connection, run_id, host, worker, reason, now)
             items.try_again(connection, run_id, true(), now)
             notify_after_commit(connection, QUEUE.channel)
             return True
 
-    def block_run(self, run_id: str, *, still: Still, because: str, now: float) -> list[JobId]:
+    def block_run(self, run_id: str, *, still: Still, reason: str, now: float) -> list[JobId]:
         """Block a run's jobs and take running ones from their workers (B3, B5); returns their ids.
 
         Writes nothing if the verdict no longer holds.
@@ -128,10 +128,10 @@ class ItemFailures(QueueBase):
             its = JOBS.c.run_id == run_id
             found = select(JOBS.c.job_id).where(its, or_(sql.from_sources(Move.BLOCK), sql.from_sources(Move.HALT)))
             ids = [JobId(each) for each in connection.scalars(found.order_by(JOBS.c.job_id))]
-            connection.execute(sql.transition(Move.BLOCK, its, because=because))
+            connection.execute(sql.transition(Move.BLOCK, its, reason=reason))
             halted = {
                 **sql.UNCLAIMED,
-                "because": because,
+                "reason": reason,
                 "queued_at": now,
                 "lease_expires_at": _may_run_until(now),
             }
@@ -139,7 +139,7 @@ class ItemFailures(QueueBase):
             notify_after_commit(connection, QUEUE.channel)
             return ids
 
-    def forgive_run(self, run_id: str, *, who: str, because: str, now: float) -> int:
+    def forgive_run(self, run_id: str, *, who: str, reason: str, now: float) -> int:
         """Undo the wrangling of a run: unblock its jobs, lift bars, retry its items (B9).
 
         A job without attempts gets one more. Locked workers stay locked. Returns the number of unblocked jobs.
@@ -161,7 +161,7 @@ class ItemFailures(QueueBase):
             connection.execute(update(RUNS).where(RUNS.c.run_id == run_id).values(forgiven_at=now, forgiven_by=who))
             spent = JOBS.c.attempt >= JOBS.c.attempts_max
             values: dict[str, Any] = {
-                "because": case((spent, f"{because}, with an attempt more than it had left"), else_=because),
+                "reason": case((spent, f"{reason}, with an attempt more than it had left"), else_=reason),
                 "attempts_max": case((spent, JOBS.c.attempt + 1), else_=JOBS.c.attempts_max),
                 "lease_expires_at": None,
             }
@@ -265,7 +265,7 @@ def _migrations(connection: Connection, run_id: str) -> int:
     return int(connection.scalar(newest) or 0)
 
 
-def _take_from(connection: Connection, run_id: str, host: str, worker: str, because: str, now: float) -> None:
+def _take_from(connection: Connection, run_id: str, host: str, worker: str, reason: str, now: float) -> None:
     """Fence the worker's jobs of the run.
 
     Raises:
@@ -276,7 +276,7 @@ def _take_from(connection: Connection, run_id: str, host: str, worker: str, beca
     connection.execute(sql.lock_jobs(select(JOBS.c.job_id).where(held, running))).all()
     if (spent := _spent(connection, run_id).get((host, worker))) is not None:
         raise SpentError(f"nothing is done: {spent}")
-    fence = sql.transition(Move.FENCE, held, running, because=because, lease_expires_at=_may_run_until(now))
+    fence = sql.transition(Move.FENCE, held, running, reason=reason, lease_expires_at=_may_run_until(now))
     connection.execute(fence)
 
 

@@ -62,7 +62,7 @@ class Items(QueueBase):
             if item is None:
                 return None
             holder = {"job_id": job_id, "attempt": attempt, "host": job.host, "worker": job.worker}
-            taken = _transition(ItemMove.TAKE, job.run_id, item, **holder, because=None, changed_at=now)
+            taken = _transition(ItemMove.TAKE, job.run_id, item, **holder, reason=None, changed_at=now)
             return to_item(connection.execute(taken.returning(ITEMS)).one())
 
     def finish(
@@ -93,7 +93,7 @@ class Items(QueueBase):
         attempt: int,
         incarnation: str,
         item: str,
-        because: str,
+        reason: str,
         now: float,
         tries_max: int = ITEM_TRIES_MAX,
     ) -> bool:
@@ -108,10 +108,10 @@ class Items(QueueBase):
             )
             before = connection.scalar(select(func.count()).where(failed)) or 0
             move = ItemMove.TRY_AGAIN if before + 1 < tries_max else ItemMove.GIVE_UP
-            moved = _transition(move, job.run_id, item, *_by(job_id, attempt), because=because, changed_at=now)
+            moved = _transition(move, job.run_id, item, *_by(job_id, attempt), reason=reason, changed_at=now)
             if connection.execute(moved).rowcount != 1:
                 return _is_reported(connection, job, item, ItemState.PENDING, ItemState.FAILED)
-            _note(connection, job, item, ItemOutcome.FAILED, because, now)
+            _note(connection, job, item, ItemOutcome.FAILED, reason, now)
             return True
 
     def reset(self, run_id: str, *, now: float, host: str | None = None, worker: str | None = None) -> int:
@@ -164,7 +164,7 @@ def _is_failed(run_id: str) -> ColumnElement[bool]:
 def _reset(connection: Connection, failed: Sequence[ColumnElement[bool]], run_id: str, now: float) -> list[str]:
     names = list(connection.scalars(select(ITEMS.c.item).where(*failed).order_by(ITEMS.c.place).with_for_update()))
     for name in names:
-        connection.execute(_transition(ItemMove.RESET, run_id, name, because=None, changed_at=now))
+        connection.execute(_transition(ItemMove.RESET, run_id, name, reason=None, changed_at=now))
     return names
 
 
@@ -240,6 +240,6 @@ def _transition(move: ItemMove, run_id: str, item: str, *where: ColumnElement[bo
     return update(ITEMS).where(this, *where).values(state=ITEM_MOVES[move][1], **values)
 
 
-def _note(connection: Connection, job: Any, item: str, outcome: ItemOutcome, because: str | None, now: float) -> None:
+def _note(connection: Connection, job: Any, item: str, outcome: ItemOutcome, reason: str | None, now: float) -> None:
     by = {"run_id": job.run_id, "job_id": job.job_id, "attempt": job.attempt, "host": job.host, "worker": job.worker}
-    connection.execute(insert(ITEM_OUTCOMES).values(**by, item=item, outcome=outcome, at=now, because=because))
+    connection.execute(insert(ITEM_OUTCOMES).values(**by, item=item, outcome=outcome, at=now, reason=reason))

@@ -43,7 +43,7 @@ def main(work: Path) -> None:
                     for episode in with_action(scene.ledger.reports.newest())
                     if episode.worker == STALLED
                 ]
-                == ["mended"]
+                == ["fixed"]
             ),
             within_s=90,
             what="the job is fixed",

@@ -25,7 +25,7 @@ STALLS = Script(picture="first", load_s=0.3, load_mib=4, steps=4, step_s=0.2, we
 def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     with podman_engine(tmp_path_factory.mktemp("podman")) as found:
         if isinstance(found, NoEngine):
-            pytest.skip(found.because)
+            pytest.skip(found.reason)
         yield found
 
 
@@ -51,7 +51,7 @@ def test_stalled_podman_worker_is_restarted_and_its_job_finished(tmp_path: Path,
                     for episode in with_action(scene.ledger.reports.newest())
                     if episode.worker == STALLED
                 ]
-                == ["mended"]
+                == ["fixed"]
             ),
             within_s=90,
             what="the job is fixed",

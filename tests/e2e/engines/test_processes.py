@@ -30,7 +30,7 @@ def test_stalled_process_is_restarted_and_its_job_finished(tmp_path: Path, with_
         wedge_with_gil=with_gil,
     )
     with stage(
-        tmp_path, NoEngine(because="a test"), [Slot(worker=WORKER, gpus=("GPU-sim-0",))], armed=True, stop_grace_s=1.0
+        tmp_path, NoEngine(reason="a test"), [Slot(worker=WORKER, gpus=("GPU-sim-0",))], armed=True, stop_grace_s=1.0
     ) as scene:
         job_id = scene.submit(script, now=time.time(), stall_timeout_s=3)
         before = scene.start_workers()
@@ -44,7 +44,7 @@ def test_stalled_process_is_restarted_and_its_job_finished(tmp_path: Path, with_
         assert scene.store.job(job_id).attempt == 2
         assert scene.fleet.incarnation(WORKER) != before[WORKER]
         (episode,) = with_action(scene.ledger.reports.newest())
-        assert episode.outcome == "mended"
+        assert episode.outcome == "fixed"
         (capture,) = scene.ledger.captures.of_episode(episode.episode_id)
         main = capture.document["processes"][0]["seen"][0]
         assert main["python"]["frames"][0]["function"] == "wedge"

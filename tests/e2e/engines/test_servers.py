@@ -288,7 +288,7 @@ class Autoheal:
 def test_hung_idle_server_is_restarted_and_answers_again(restarted: Scene, name: str) -> None:
     (episode,) = with_action(restarted.episodes(name))
 
-    assert (episode.remedy, episode.condition, episode.outcome) == ("restart_container", "server", "mended"), (
+    assert (episode.remedy, episode.condition, episode.outcome) == ("restart_container", "server", "fixed"), (
         restarted.journal_text(name)
     )
     assert (episode.job_id, episode.attempt) == (None, None)
@@ -387,7 +387,7 @@ def test_busy_server_is_restarted_once_its_gpu_is_idle(restarted: Scene) -> None
     restarted.until(lambda: restarted.closed_with_action("busy"), "the server is restarted")
 
     (episode,) = with_action(restarted.episodes("busy"))
-    assert (episode.outcome, episode.opened_at > idle_from) == ("mended", True)
+    assert (episode.outcome, episode.opened_at > idle_from) == ("fixed", True)
     restarted.until(lambda: restarted.answers("busy"), "the server answers again")
 
 
@@ -402,7 +402,7 @@ def test_server_that_hangs_while_the_exporter_is_down_is_restarted_later(restart
 
     restarted.until(lambda: restarted.closed_with_action("idle"), "the server is restarted")
     (episode,) = with_action(restarted.episodes("idle"))
-    assert (episode.remedy, episode.outcome) == ("restart_container", "mended"), restarted.journal_text("idle")
+    assert (episode.remedy, episode.outcome) == ("restart_container", "fixed"), restarted.journal_text("idle")
     assert restarted.fleet.incarnation(container_name("idle")) != first
     restarted.until(lambda: restarted.answers("idle"), "the server answers again")
 

@@ -18,7 +18,7 @@ def test_stalled_worker_in_a_service_is_restarted_once(tmp_path: Path) -> None:
     (work := tmp_path / "stage").mkdir()
     with private_systemd(tmp_path) as systemd:
         if isinstance(systemd, NoSystemd):
-            pytest.skip(systemd.because)
+            pytest.skip(systemd.reason)
 
         done = subprocess.run(
             [*systemd.enter, sys.executable, "-m", "tests.e2e.engines.systemd_workers", str(work)],

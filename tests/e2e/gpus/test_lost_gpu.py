@@ -49,7 +49,7 @@ def scene(tmp_path: Path, relay: Relay, monkeypatch: pytest.MonkeyPatch) -> Iter
     slots = [Slot(worker=LOST_GPU_WORKER, gpus=(LOST,)), Slot(worker=OTHER, gpus=(PRESENT,))]
     work = tmp_path / "stage"
     work.mkdir()
-    with stage(work, NoEngine(because="a test"), slots, armed=True, stop_grace_s=1.0) as scene, relay.going_on():
+    with stage(work, NoEngine(reason="a test"), slots, armed=True, stop_grace_s=1.0) as scene, relay.going_on():
         relay.stands_in(scene.chain)
         eventually(lambda: gpus_read(scene) == {LOST, PRESENT}, "the exporter reads the fake library", within_s=60)
         yield scene
@@ -83,7 +83,7 @@ def test_job_of_a_lost_gpu_is_requeued_and_the_other_worker_is_not_touched(scene
         ("GpuwardenJobGpuLost", LOST_GPU_WORKER)
     }
     (episode,) = with_action(scene.ledger.reports.newest())
-    assert (episode.worker, episode.outcome) == (LOST_GPU_WORKER, "mended")
+    assert (episode.worker, episode.outcome) == (LOST_GPU_WORKER, "fixed")
     messages = {entry.step: entry.message for entry in scene.journal(LOST_GPU_WORKER)}
     assert messages["begin"].startswith("GPU lost ")
     assert messages["quarantine"] == f"{LOST} is lost and quarantined: release it by hand"

@@ -222,7 +222,7 @@ def test_alerts_name_exactly_the_tenants_over_budget_on_short_gpus(observed: Sce
 def armed(observed: Scene) -> Scene:
     """The remedy is armed, and the recycled containers run again."""
     ledger = observed.stage.ledger
-    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="a test", because="", remedy="recycle_container"))
+    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="a test", reason="", remedy="recycle_container"))
     observed.until(lambda: is_fixed(observed, "arena"), "the arena is recycled")
     observed.until(lambda: any(is_fixed(observed, name) for name in TIED), "one of the two equal tenants is chosen")
     observed.until(lambda: not observed.firing("GpuwardenVramRecycleDue", "container"), "no tenant has to be recycled")
@@ -230,7 +230,7 @@ def armed(observed: Scene) -> Scene:
 
 
 def is_fixed(scene: Scene, name: str) -> bool:
-    return outcomes(scene, name) == ["mended"]
+    return outcomes(scene, name) == ["fixed"]
 
 
 def outcomes(scene: Scene, name: str) -> list[str | None]:
@@ -258,8 +258,8 @@ def test_one_of_two_equal_tenants_is_recycled(armed: Scene) -> None:
     assert (armed.lifecycle(kept), armed.lifecycle(recycled)) == (["start"], ["start", "die", "stop", "start"])
     assert armed.card("tie-1").free_bytes == int(8.5 * GIB)
     assert recycled == min(TIED)
-    assert outcomes(armed, recycled) == ["mended"]
-    assert "mended" not in outcomes(armed, kept)
+    assert outcomes(armed, recycled) == ["fixed"]
+    assert "fixed" not in outcomes(armed, kept)
 
 
 @pytest.mark.parametrize("name", NOT_RECYCLED)
@@ -356,7 +356,7 @@ def test_next_tenant_waits_for_the_cooldown_and_is_measured_again(grown: Scene) 
         grown.until(lambda: time.time() > freed_at + COOLDOWN_S + 2, "the cool-down is over")
         assert grown.lifecycle("second") == ["start"]
         grown.hold("second", 12.0)
-        grown.until(lambda: "mended" in outcomes(grown, "second"), "the same alert recycles it when the GPU is short")
+        grown.until(lambda: "fixed" in outcomes(grown, "second"), "the same alert recycles it when the GPU is short")
     finally:
         chain.signal("prometheus", signal.SIGCONT)
 
@@ -403,6 +403,6 @@ def test_no_tenant_is_recycled_while_memory_of_an_ended_one_returns(after_ends: 
 def test_tenant_over_budget_is_recycled_when_memory_does_not_return_in_time(after_ends: AfterEnds) -> None:
     (episode,) = with_action(after_ends.scene.episodes("pays"))
 
-    assert episode.outcome == "mended"
+    assert episode.outcome == "fixed"
     assert after_ends.scene.lifecycle("pays") == ["start", "die", "stop", "start"]
     assert after_ends.scene.entered_at("pays", "decided begin") >= after_ends.at + Thresholds.vram_return_s

@@ -187,7 +187,7 @@ def test_job_of_a_silent_host_is_held_and_continues(hosts: Hosts) -> None:
     job = store.job(job_id)
     assert (job.attempt, job.reclaims, job.watchdog_retries) == (1, 0, 0)
     until(
-        lambda: [each.outcome for each in with_action(ledger.reports.newest())] == ["mended"],
+        lambda: [each.outcome for each in with_action(ledger.reports.newest())] == ["fixed"],
         "the episode is closed",
     )
     assert [each for each in read_journal() if each.endswith(" lose")] == ["decided lose", "did lose"]
@@ -216,7 +216,7 @@ def test_deadlocked_gang_is_requeued_and_a_waiting_gang_is_not(hosts: Hosts) -> 
     until(lambda: all(store.job(rank.job_id).state is State.COMPLETED for rank in gang), "the second attempt is done")
 
     (episode,) = list_gang_episodes()
-    assert (episode.host, episode.worker, episode.condition, episode.outcome) == ("left", FIRST, "gang", "mended")
+    assert (episode.host, episode.worker, episode.condition, episode.outcome) == ("left", FIRST, "gang", "fixed")
     assert (episode.job_id, episode.attempt) == (gang[0].job_id, 1)
     ends = [store.job(rank.job_id) for rank in gang]
     assert [(job.attempt, job.watchdog_retries, job.reclaims) for job in ends] == [(2, 1, 0)] * 2

@@ -192,7 +192,7 @@ def test_one_stall_causes_one_restart(pairs: Pairs) -> None:
     history = scene.fleet.history(WORKER)
     assert [event for event in history if event in ("start", "die", "restart")] == ["start", "die", "start"], history
     assert pairs.restart_stages() == ["done"]
-    assert [each.outcome for each in scene.ledger.reports.newest()].count("mended") == 1
+    assert [each.outcome for each in scene.ledger.reports.newest()].count("fixed") == 1
 
 
 def _is_fixed(scene: Stage, job_id: JobId) -> bool:
@@ -202,4 +202,4 @@ def _is_fixed(scene: Stage, job_id: JobId) -> bool:
 def _order(scene: Stage, act: Act) -> Order:
     now = scene.ledger.now()
     until = now + 3600 if act is Act.PAUSE else None
-    return Order(act=act, at=now, until=until, who="an operator", because="the test")
+    return Order(act=act, at=now, until=until, who="an operator", reason="the test")

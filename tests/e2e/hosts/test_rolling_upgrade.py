@@ -165,8 +165,8 @@ class Upgrade:
         """The episode that fixed the worker. An alert that is sent again may open another one, without an action."""
         episodes = self.places["left"].ledger.reports.newest(last=10_000)
         mine = [each for each in episodes if each.worker == worker(PLACES[name], name)]
-        assert {each.outcome for each in mine} <= {"mended", "superseded", "unconfirmed"}
-        (found,) = [each for each in mine if each.outcome == "mended"]
+        assert {each.outcome for each in mine} <= {"fixed", "superseded", "unconfirmed"}
+        (found,) = [each for each in mine if each.outcome == "fixed"]
         return found
 
     def done(self, name: str) -> bool:
@@ -353,7 +353,7 @@ def start_host(work: Path, host: str, database: Database) -> AbstractContextMana
     workers = [worker(host, name) for name, its_host in PLACES.items() if its_host == host] + [worker(host, STEADY)]
     return stage(
         work / host,
-        NoEngine(because="supervised processes are of the version that starts them"),
+        NoEngine(reason="supervised processes are of the version that starts them"),
         [Slot(worker=each, gpus=(f"GPU-{each}",)) for each in workers],
         host=host,
         database=database,
@@ -396,7 +396,7 @@ def list_new_alerts(upgrade: Upgrade) -> list[tuple[Any, ...]]:
 
 def test_stalled_worker_is_fixed_before_the_upgrade(upgraded: Upgrade) -> None:
     assert upgraded.fixed_before
-    assert upgraded.episode(BEFORE).outcome == "mended"
+    assert upgraded.episode(BEFORE).outcome == "fixed"
 
 
 def test_newer_command_changes_no_tables_and_says_what_to_start_first(upgraded: Upgrade) -> None:
@@ -456,7 +456,7 @@ def test_newer_executor_fixes_a_worker_while_the_other_host_is_older(upgraded: U
 def test_each_stalled_worker_is_fixed_once(upgraded: Upgrade, name: str) -> None:
     place, job = upgraded.places[PLACES[name]], upgraded.places["left"].store.job(upgraded.jobs[name])
 
-    assert upgraded.episode(name).outcome == "mended"
+    assert upgraded.episode(name).outcome == "fixed"
     assert (job.state, job.attempt, job.watchdog_retries, job.reclaims) == (State.COMPLETED, 2, 1, 0)
     log = (place.data / f"{worker(PLACES[name], name)}.log").read_text()
     assert log.count('"worker ready"') == 2, "started by the test, and restarted once"

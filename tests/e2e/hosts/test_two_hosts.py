@@ -159,7 +159,7 @@ def test_restarted_executor_finishes_the_restart_of_its_container(hosts: Hosts) 
     hosts.left.stage.chain.start_executor()
 
     hosts.until(lambda: not hosts.left.stage.ledger.episodes.list_open(), "the episode is closed")
-    assert [each.outcome for each in with_action(hosts.left.stage.ledger.reports.newest())] == ["mended"]
+    assert [each.outcome for each in with_action(hosts.left.stage.ledger.reports.newest())] == ["fixed"]
     assert hosts.left.lifecycle(STALLED) == ["start", "die", "stop", "start"]
     assert {entry.host for entry in hosts.entries()} == {"left"}
     hosts.right.fleet.container(RESCUER).stop(timeout=1)

@@ -166,7 +166,7 @@ def test_intents_are_done_and_episode_fixed(results: Results, case: Case) -> Non
     found = results[case].result().found
 
     assert found.intents == [("free", "done"), ("settle", "done")]
-    assert [episode.outcome for episode in found.episodes] == ["mended"]
+    assert [episode.outcome for episode in found.episodes] == ["fixed"]
 
 
 @every_case
@@ -212,7 +212,7 @@ def test_every_point_that_an_executor_reaches_has_a_case(results: Results) -> No
 
 JOURNAL: Final = (
     *("saw alert: firing", "decided begin", "saw capture", "did fence", "decided stop", "did stop", "saw free: dead"),
-    *("did requeue", "decided start", "did start", "saw free: done", "decided close: mended"),
+    *("did requeue", "decided start", "did start", "saw free: done", "decided close: fixed"),
 )
 """The journal of a restart, without waits."""
 

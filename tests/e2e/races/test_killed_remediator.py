@@ -100,6 +100,6 @@ def test_job_is_requeued_once_and_finished(night: Night, worker: str) -> None:
 
 
 def test_each_worker_is_fixed_by_one_episode(night: Night) -> None:
-    workers = [each.worker for each in night.scene.ledger.reports.newest(last=1000) if each.outcome == "mended"]
+    workers = [each.worker for each in night.scene.ledger.reports.newest(last=1000) if each.outcome == "fixed"]
 
     assert sorted(workers) == sorted(WORKERS)

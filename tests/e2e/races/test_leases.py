@@ -122,7 +122,7 @@ def test_late_alert_restarts_the_container_and_leaves_the_job(scene: Scene) -> N
 
     remove_silence(scene, worker)
 
-    scene.until(lambda: "decided close: mended" in scene.acts(worker), "the episode is closed")
+    scene.until(lambda: "decided close: fixed" in scene.acts(worker), "the episode is closed")
     assert scene.lifecycle(worker) == ["start", "die", "stop", "start"]
     assert scene.fleet.incarnation(worker) != before
     assert not [act for act in scene.acts(worker) if act in ("did fence", "did requeue", "did fail")]

@@ -50,7 +50,7 @@ def on_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Played:
 def test_every_job_ends_once_in_its_last_attempt_on_postgresql(tmp_path: Path) -> None:
     with postgres(tmp_path / "server", durable=False) as server:
         if isinstance(server, NoPostgres):
-            pytest.skip(server.because)
+            pytest.skip(server.reason)
         server.create("chaos")
         played = play(server.url("chaos"), tmp_path, seconds=ON_POSTGRESQL_S, seed=seed(), server=server)
         verdict = judge(played)

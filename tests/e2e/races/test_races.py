@@ -118,7 +118,7 @@ def test_stall_that_two_rules_report_is_one_episode_and_one_restart(scene: Scene
     seen = [entry.message for entry in scene.stage.journal(worker_of("rules")) if entry.what == "alert: firing"]
     assert [text for text in seen if "is dead" in text]
     assert [text for text in seen if "is stalled" in text]
-    assert [(episode.outcome, episode.attempt) for episode in scene.list_episodes("rules")] == [("mended", 1)]
+    assert [(episode.outcome, episode.attempt) for episode in scene.list_episodes("rules")] == [("fixed", 1)]
     acts = scene.acts("rules")
     assert [acts.count(act) for act in ("did fence", "did stop", "did requeue", "did start")] == [1, 1, 1, 1]
     assert scene.lifecycle("rules") == ["start", "die", "stop", "start"]
@@ -148,7 +148,7 @@ def test_container_that_docker_restarts_after_the_fence_is_not_stopped(scene: Sc
     assert scene.lifecycle("after-fence") == ["start", "die", "start"]
     acts = scene.acts("after-fence")
     assert [acts.count(act) for act in ("did fence", "did requeue", "decided stop", "decided start")] == [1, 1, 0, 0]
-    assert scene.list_episodes("after-fence")[0].outcome == "mended"
+    assert scene.list_episodes("after-fence")[0].outcome == "fixed"
     job = scene.stage.store.job(job_id)
     assert (job.attempt, job.watchdog_retries, job.reclaims) == (2, 1, 0)
 

@@ -156,7 +156,7 @@ def not_numbers(snapshot: Snapshot) -> set[str]:
 
 
 def test_unknown_inputs_of_rules_are_nan_as_the_reference_says() -> None:
-    unknown = build.evidence(gpu_unknown=Unknown(reason="not_measured", because=""), **NOTHING)
+    unknown = build.evidence(gpu_unknown=Unknown(reason="not_measured", message=""), **NOTHING)
     gpus = build.gpus(build.gpu(0, memory_free_bytes=None))
     server = build.server_evidence(answered=None, probe_failing_s=None)
     jobs = [
@@ -200,7 +200,7 @@ def test_gpu_durations_are_absent_or_nan(
     place: dict[str, Any], idle: list[float | None], lost: list[float | None]
 ) -> None:
     reason = place.pop("gpu_unknown", None)
-    unknown = Unknown(reason=reason, because="") if reason else None
+    unknown = Unknown(reason=reason, message="") if reason else None
     text = golden.scraped(build.snapshot(containers=(build.evidence(gpu_unknown=unknown, **place),)))
 
     found = [values_or_none(text, f"gpuwarden_container_gpu_{name}_seconds") for name in ("idle", "lost")]
@@ -401,7 +401,7 @@ def inactive_times(place: dict[str, Any], its: dict[str, Any] | None = None, **w
     ]
 
 
-UNREAD = Unknown(reason="not_listed", because="GPU is lost")
+UNREAD = Unknown(reason="not_listed", message="GPU is lost")
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ UNREAD = Unknown(reason="not_listed", because="GPU is lost")
         pytest.param({"gpu_idle_s": None, "gpu_unknown": UNREAD}, [[None], [None]], id="GPU unknown"),
         pytest.param({"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 400.0, "ram_idle_s": None},
                      [[None], [None]], id="GPU lost, RAM unknown"),
-        pytest.param({"gpu_idle_s": None, "gpu_unknown": Unknown(reason=NO_GPU, because="")}, [[None], [None]],
+        pytest.param({"gpu_idle_s": None, "gpu_unknown": Unknown(reason=NO_GPU, message="")}, [[None], [None]],
                      id="no GPU now, it may have lost one"),
     ],
 )  # fmt: skip

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.pure
 
 # A5, 120 s after the last step beat
 
-UNKNOWN = Unknown(reason="not_listed", because="GPU is lost")
-NO_RAM = Unknown(reason="no_controller", because="no memory controller")
+UNKNOWN = Unknown(reason="not_listed", message="GPU is lost")
+NO_RAM = Unknown(reason="no_controller", message="no memory controller")
 
 
 def not_stalled_reason(seen: ContainerEvidence | None, timeouts: PhaseTimeouts | None = None, **job: Any) -> str | None:
@@ -29,7 +29,7 @@ def not_stalled_reason(seen: ContainerEvidence | None, timeouts: PhaseTimeouts |
 
 
 @pytest.mark.parametrize(
-    ("seen", "because"),
+    ("seen", "message"),
     [
         pytest.param(build.evidence(gpu_idle_s=120.0, ram_idle_s=120.0), None, id="GPU idle, RAM static: stalled"),
         pytest.param(
@@ -70,19 +70,19 @@ def not_stalled_reason(seen: ContainerEvidence | None, timeouts: PhaseTimeouts |
         pytest.param(None, "its container is unknown", id="container unknown"),
     ],
 )
-def test_activity_keeps_a_job_from_being_stalled(seen: ContainerEvidence | None, because: str | None) -> None:
-    assert not_stalled_reason(seen) == because
+def test_activity_keeps_a_job_from_being_stalled(seen: ContainerEvidence | None, message: str | None) -> None:
+    assert not_stalled_reason(seen) == message
 
 
 @pytest.mark.parametrize(
-    ("phase_started", "because"),
+    ("phase_started", "message"),
     [
         (build.ago(119.6), "the phase changed 120 s ago"),
         (build.ago(900.0, boot_id="before"), "phase unknown: not measured"),
     ],
 )
-def test_recent_phase_change_keeps_a_job_from_being_stalled(phase_started: Stamp, because: str) -> None:
-    assert not_stalled_reason(build.evidence(), phase_started=phase_started) == because
+def test_recent_phase_change_keeps_a_job_from_being_stalled(phase_started: Stamp, message: str) -> None:
+    assert not_stalled_reason(build.evidence(), phase_started=phase_started) == message
 
 
 @pytest.mark.parametrize(
@@ -185,12 +185,12 @@ def test_reason_is_given_until_the_job_is_known_inactive_for_its_timeout(
 # Work of processes: A5
 
 
-NO_IO = Unknown(reason="io_unreadable", because="the kernel does not say")
+NO_IO = Unknown(reason="io_unreadable", message="the kernel does not say")
 
 
 @pytest.mark.parametrize("phase", [Phase.LOAD, Phase.EVAL, Phase.SAVE, Phase.CHECKPOINT])
 @pytest.mark.parametrize(
-    ("changes", "because"),
+    ("changes", "message"),
     [
         pytest.param({}, None, id="no work: stalled"),
         pytest.param({"io_idle_s": 3.0}, "its processes worked or were unknown 3 s ago", id="I/O: warm load"),
@@ -203,13 +203,13 @@ NO_IO = Unknown(reason="io_unreadable", because="the kernel does not say")
     ],
 )  # fmt: skip
 def test_work_counts_as_activity_outside_of_steps(
-    phase: Phase, changes: dict[str, object], because: str | None
+    phase: Phase, changes: dict[str, object], message: str | None
 ) -> None:
     seen = build.evidence(**changes)
 
     timeouts = PhaseTimeouts(load_s=0.0, eval_s=0.0, checkpoint_s=0.0, save_s=0.0)
 
-    assert not_stalled_reason(seen, timeouts, phase=phase) == because
+    assert not_stalled_reason(seen, timeouts, phase=phase) == message
 
 
 def test_work_does_not_count_as_activity_in_steps() -> None:

@@ -198,10 +198,10 @@ def gpus_at(*ratios: float | None, unknown: Unknown | None = None) -> GpuAttribu
     )
 
 
-NOT_MEASURED = Unknown(reason="not_measured", because="the driver does not say")
-NO_SOURCE = gpus_at(unknown=Unknown(reason="source_failed", because="no GPU source answers"))
+NOT_MEASURED = Unknown(reason="not_measured", message="the driver does not say")
+NO_SOURCE = gpus_at(unknown=Unknown(reason="source_failed", message="no GPU source answers"))
 ON_HUNG = gpus_at(None)._replace(left_out=True)
-WITHOUT_GPU = Unknown(reason=NO_GPU, because="no GPU is assigned")
+WITHOUT_GPU = Unknown(reason=NO_GPU, message="no GPU is assigned")
 OUTAGE = int(OUTAGE_S)
 MAY_USE_GPU = gpus_at(unknown=WITHOUT_GPU)._replace(may_be_elsewhere=True)
 
@@ -624,7 +624,7 @@ def test_later_samples_do_not_change_earlier_evidence() -> None:
 
 
 def test_work_is_selected_by_process() -> None:
-    whole = ContainerWork(processes={1: worked(), 2: worked(7)}, unknown=Unknown(reason="said", because="so"))
+    whole = ContainerWork(processes={1: worked(), 2: worked(7)}, unknown=Unknown(reason="said", message="so"))
 
     assert work_history.select_work(whole, {2, 3}) == replace(whole, processes={2: worked(7)})
     assert work_history.select_work(ContainerWork(processes=None), {2}) == ContainerWork(processes=None)

@@ -136,8 +136,8 @@ def test_gpus_with_a_render_node_are_matched_by_it(request_: tuple[str, ...], gp
 def test_unreported_gpu_is_missing(request_: tuple[str, ...], missing: str) -> None:
     found = attribute_gpus(build.container(gpu_request=request_), OWN, build.gpus(NVIDIA, AMD, INTEL), THRESHOLDS)
 
-    because = f"assigned GPU {missing} is not reported"
-    assert found.unknown == Unknown(reason="gpu_missing", because=because)
+    message = f"assigned GPU {missing} is not reported"
+    assert found.unknown == Unknown(reason="gpu_missing", message=message)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_all_includes_amd_and_intel_gpus_only_without_nvidia_gpus(
 
 
 @pytest.mark.parametrize(
-    ("request_", "readings", "because"),
+    ("request_", "readings", "message"),
     [
         pytest.param(
             ("all",), build.gpus(INTEL), "every NVIDIA GPU is assigned, and none is reported", id="none reported"
@@ -185,10 +185,10 @@ def test_all_includes_amd_and_intel_gpus_only_without_nvidia_gpus(
         ),
     ],
 )
-def test_missing_gpus_have_a_reason(request_: tuple[str, ...], readings: GpuReadings, because: str) -> None:
+def test_missing_gpus_have_a_reason(request_: tuple[str, ...], readings: GpuReadings, message: str) -> None:
     found = attribute_gpus(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
 
-    assert found.unknown == Unknown(reason="gpu_missing", because=because)
+    assert found.unknown == Unknown(reason="gpu_missing", message=message)
 
 
 FULL = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
@@ -343,7 +343,7 @@ def test_all_render_nodes_mean_nothing_if_every_gpu_lacks_one() -> None:
 
     found = attribute_gpus(container, OWN, build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9))), THRESHOLDS)
 
-    assert (found.gpus, found.unknown) == ((), Unknown(reason="no_gpu", because="no GPU is assigned"))
+    assert (found.gpus, found.unknown) == ((), Unknown(reason="no_gpu", message="no GPU is assigned"))
 
 
 @pytest.mark.parametrize(
@@ -359,8 +359,8 @@ def test_all_render_nodes_mean_nothing_if_every_gpu_lacks_one() -> None:
 def test_gpu_removed_before_the_start_is_missing(request_: tuple[str, ...], missing: str | None) -> None:
     found = attribute_gpus(build.container(gpu_request=request_), OWN, build.gpus(build.gpu(0)), THRESHOLDS)
 
-    because = f"assigned GPU {missing} is not reported"
-    assert found.unknown == (Unknown(reason="gpu_missing", because=because) if missing else None)
+    message = f"assigned GPU {missing} is not reported"
+    assert found.unknown == (Unknown(reason="gpu_missing", message=message) if missing else None)
     assert found.utilization_ratio == (None if missing else 0.0)
 
 
@@ -566,7 +566,7 @@ def test_without_a_gpu_source_the_utilisation_is_unknown() -> None:
     found = attribute_gpus(build.container(), OWN, None, THRESHOLDS)
 
     assert found.utilization_ratio is None
-    assert found.unknown == Unknown(reason="source_failed", because="no GPU source answers")
+    assert found.unknown == Unknown(reason="source_failed", message="no GPU source answers")
 
 
 def test_unknown_names_the_gpu_and_the_reason() -> None:
@@ -575,7 +575,7 @@ def test_unknown_names_the_gpu_and_the_reason() -> None:
     found = attribute_gpus(build.container(), OWN, build.gpus(build.gpu(0), lost), THRESHOLDS)
 
     assert found.gpus == ("GPU-0", "GPU-1")
-    assert found.unknown == Unknown(reason="not_listed", because="GPU-1: GPU is lost")
+    assert found.unknown == Unknown(reason="not_listed", message="GPU-1: GPU is lost")
     assert found.shares[1] == GpuShare(gpu="GPU-1", utilization_ratio=None, memory_bytes=None)
 
 
@@ -912,7 +912,7 @@ def test_removed_instance_is_missing() -> None:
 
     found = attribute_gpus(build.container(gpu_request=("MIG-1",)), OWN, readings, THRESHOLDS)
 
-    assert found.unknown == Unknown(reason="gpu_missing", because="assigned GPU MIG-1 is not reported")
+    assert found.unknown == Unknown(reason="gpu_missing", message="assigned GPU MIG-1 is not reported")
 
 
 def test_unattributed_memory_of_a_shared_instance_is_unknown() -> None:

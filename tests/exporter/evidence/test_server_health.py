@@ -68,8 +68,8 @@ def test_invalid_timeout_is_reported(text: str) -> None:
 
     assert isinstance(problem, Unknown)
     assert problem.reason == "bad_timeout"
-    assert "expected seconds, 10 to 86400" in problem.because
-    assert problem.because.isprintable()
+    assert "expected seconds, 10 to 86400" in problem.message
+    assert problem.message.isprintable()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_other_host_is_rejected(url: str) -> None:
 
     assert isinstance(problem, Unknown)
     assert problem.reason == "other_host"
-    assert "its host must be localhost" in problem.because
+    assert "its host must be localhost" in problem.message
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_invalid_probe_is_reported(text: str) -> None:
 
     assert isinstance(problem, Unknown)
     assert problem.reason == "bad_probe"
-    assert problem.because.isprintable()
-    assert len(problem.because) < 200
+    assert problem.message.isprintable()
+    assert len(problem.message) < 200
 
 
 @given(st.text(max_size=300), st.none() | st.text(max_size=12))
@@ -140,7 +140,7 @@ def test_any_label_probes_only_the_container_itself(probe: str, timeout: str | N
 
 def asked(asking: ProbeState, at_s: float, *, answered: bool = False, took_s: float = 1.0) -> ProbeState:
     return asking.add_probe(
-        answered, began_s=at_s, ended_s=at_s + took_s, gap_max_s=GAP_S, because="" if answered else "no"
+        answered, began_s=at_s, ended_s=at_s + took_s, gap_max_s=GAP_S, message="" if answered else "no"
     )
 
 
@@ -165,7 +165,7 @@ def test_unanswered_time_is_from_the_first_to_the_last_failed_probe() -> None:
 
     assert silences == [1.0, 6.0, 11.0]
     assert asking.answered
-    assert asking.because == "no"
+    assert asking.message == "no"
 
 
 def test_one_answer_resets_unanswered_time() -> None:
@@ -316,7 +316,7 @@ def test_overdue_check_is_unknown() -> None:
     ],
 )
 def test_status_below_500_is_an_answer(line: bytes, answers: bool, says: str) -> None:
-    answered, because = check_status_line(line)
+    answered, message = check_status_line(line)
 
     assert answered is answers
-    assert says in because
+    assert says in message

@@ -59,7 +59,7 @@ def test_unreadable_budget_is_reported_and_not_applied(said: str) -> None:
     assert (found.budget_bytes, found.recyclable) == (None, True)
     assert found.invalid is not None
     assert found.invalid.reason == "bad_budget"
-    assert found.invalid.because.endswith("expected whole MiB, 1 to 99999999")
+    assert found.invalid.message.endswith("expected whole MiB, 1 to 99999999")
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_invalid_pod_limit_is_reported_and_not_applied(said: str) -> None:
     assert (found.budget_bytes, found.recyclable) == (None, False)
     assert found.invalid is not None
     assert found.invalid.reason == "bad_budget"
-    assert found.invalid.because.startswith("the limit of gpuwarden/vram-mib is ")
-    assert found.invalid.because.endswith("expected whole MiB, 1 to 99999999")
+    assert found.invalid.message.startswith("the limit of gpuwarden/vram-mib is ")
+    assert found.invalid.message.endswith("expected whole MiB, 1 to 99999999")
 
 
 def test_opt_in_label_is_that_of_the_remediator() -> None:

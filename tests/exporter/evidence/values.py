@@ -12,7 +12,7 @@ OTHER_PID = 9999
 
 def use(utilization_ratio: float | None) -> GpuAttribution:
     share = GpuShare(gpu="GPU-0", utilization_ratio=utilization_ratio, memory_bytes=0)
-    unknown = Unknown(reason="not_listed", because="said so") if utilization_ratio is None else None
+    unknown = Unknown(reason="not_listed", message="said so") if utilization_ratio is None else None
     return GpuAttribution(gpus=("GPU-0",), shares=(share,), utilization_ratio=utilization_ratio, unknown=unknown)
 
 

@@ -139,27 +139,27 @@ def test_server_evidence_has_probe_and_unanswered_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "because"),
+    ("given", "message"),
     [
         pytest.param(
-            {"probe": Unknown(reason="labels", because="a typing error")},
+            {"probe": Unknown(reason="labels", message="a typing error")},
             "a typing error",
             id="invalid labels",
         ),
         pytest.param(
-            {"answered": None, "unknown": Unknown(reason="address", because="no address")},
+            {"answered": None, "unknown": Unknown(reason="address", message="no address")},
             "no address",
             id="not probed now",
         ),
     ],
 )
-def test_reason_for_a_missing_probe_is_published(given: dict[str, Unknown], because: str) -> None:
+def test_reason_for_a_missing_probe_is_published(given: dict[str, Unknown], message: str) -> None:
     snapshot = build.snapshot(servers=(build.server_evidence(**given),))
 
     found = evidence.server_evidence("worker-0", snapshot, now=build.ago(0))
 
     assert found is not None
-    assert found.probe_unknown == because
+    assert found.probe_unknown == message
 
 
 def test_removed_container_has_only_host_evidence() -> None:

@@ -104,7 +104,7 @@ def names(families: Iterable[Metric]) -> set[str]:
 def test_front_page_lists_sources_with_escaped_text() -> None:
     sources = (
         SourceHealth(source="gpu", success=True, duration_s=0.0015),
-        SourceHealth(source="docker", success=False, duration_s=5.0, because="no <socket> & no answer"),
+        SourceHealth(source="docker", success=False, duration_s=5.0, message="no <socket> & no answer"),
     )
     with served(live(sources=sources)) as port:
         _, text, headers = get(port, "/")
@@ -277,10 +277,10 @@ def test_worker_evidence_survives_serialization() -> None:
 def test_unknown_evidence_is_null_with_a_reason() -> None:
     seen = build.evidence(
         gpu_idle_s=None,
-        gpu_unknown=Unknown(reason="not_listed", because="GPU-0: GPU is lost"),
+        gpu_unknown=Unknown(reason="not_listed", message="GPU-0: GPU is lost"),
         ram=RamUse(usage_bytes=None),
         ram_idle_s=None,
-        ram_unknown=Unknown(reason="unreadable", because="gone"),
+        ram_unknown=Unknown(reason="unreadable", message="gone"),
     )
 
     found = evidence_of_worker(
@@ -365,8 +365,8 @@ def test_container_without_a_probe_has_evidence() -> None:
 
 
 def test_server_that_was_not_probed_has_a_reason() -> None:
-    problem = Unknown(reason="other_host", because="no other place is called")
-    paused = Unknown(reason="paused", because="the container is paused")
+    problem = Unknown(reason="other_host", message="no other place is called")
+    paused = Unknown(reason="paused", message="the container is paused")
 
     wrong = evidence_of_server(servers=(build.server_evidence(probe=problem, answered=None, probe_failing_s=None),))
     asleep = evidence_of_server(servers=(build.server_evidence(probe_failing_s=None, unknown=paused),))

@@ -570,5 +570,5 @@ def test_work_of_a_crowd_is_unknown(house: Path, start_worker: StartWorker, monk
     snapshot = sampler(house).sample()
 
     assert snapshot.containers[0].work_unknown is not None
-    assert snapshot.containers[0].work_unknown.because == "1 processes are more than 0"
+    assert snapshot.containers[0].work_unknown.message == "1 processes are more than 0"
     assert snapshot.unknown["w0", "work", "too_many"] == 1

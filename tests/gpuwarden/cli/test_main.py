@@ -155,7 +155,7 @@ def test_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str) -
         "job_id": 1, "run_id": "r1", "queue": "video", "job_class": "gpu_video", "model": "svd",
         "payload": {"prompt": "a cat"}, "budget_s": 60.0, "stall_timeout_s": 0.0, "steps_total": 20,
         "state": "queued", "priority": 5, "attempt": 0, "attempts_max": 4, "watchdog_retries": 0, "reclaims": 0,
-        "claimed_by": None, "host": None, "worker": None, "lease_expires_at": None, "because": None,
+        "claimed_by": None, "host": None, "worker": None, "lease_expires_at": None, "reason": None,
         "asked_budget_s": 60.0, "needs": 0, "pending": 0, "gang": None, "rank": 0, "ranks": 1, "inputs": {},
         "claimed_at": None, "ended_at": None, "result": None, "progress": None,
         "submitted_at": pytest.approx(time.time(), abs=60), "queued_at": first["submitted_at"],
@@ -171,7 +171,7 @@ def test_table_has_one_line_per_job_under_its_heading(capsys: pytest.CaptureFixt
 
     heading, line = out.splitlines()
     assert heading.split() == [
-        "JOB", "STATE", "QUEUE", "ATTEMPT", "RETRIES", "PRIORITY", "WORKER", "PROGRESS", "BECAUSE"
+        "JOB", "STATE", "QUEUE", "ATTEMPT", "RETRIES", "PRIORITY", "WORKER", "PROGRESS", "REASON"
     ]  # fmt: skip
     assert line.split() == ["1", "queued", "gpu", "0", "0", "100", "-", "-"]
 
@@ -242,8 +242,8 @@ def test_gpu_is_quarantined_listed_and_released(capsys: pytest.CaptureFixture[st
     assert table.splitlines()[1].endswith("  falls off the bus")
     since = [each.pop("since") for each in listed]
     assert listed == [
-        {"gpu": "GPU-a", "host": "box1", "worker": None, "because": "falls off the bus"},
-        {"gpu": "GPU-b", "host": "box2", "worker": "w7", "because": "taken out of use by an operator"},
+        {"gpu": "GPU-a", "host": "box1", "worker": None, "reason": "falls off the bus"},
+        {"gpu": "GPU-b", "host": "box2", "worker": "w7", "reason": "taken out of use by an operator"},
     ]
     assert since == sorted(since)
     assert run(capsys, "gpu", "release", *where, "GPU-a") == (

@@ -231,12 +231,12 @@ def test_wait_ends_with_its_jobs_and_prints_their_states(
     for job_id, end in zip(ids, ends, strict=True):
         assert waiting.poll() is None
         if end is State.CANCELLED:
-            store.admin.cancel(job_id, because="", now=NOW)
+            store.admin.cancel(job_id, reason="", now=NOW)
         elif end is State.COMPLETED:
             complete(store, claim(store))
         else:
             job = claim(store)
-            store.claims.fail_by_worker(job.job_id, attempt=1, incarnation="i-gpu", because="it broke", now=NOW)
+            store.claims.fail_by_worker(job.job_id, attempt=1, incarnation="i-gpu", reason="it broke", now=NOW)
         assert waiting.stdout.readline() == f"{job_id} {end}\n"
 
     assert waiting.wait(timeout=20) == code
@@ -266,7 +266,7 @@ def test_queues_are_listed_with_jobs_workers_and_settings(store: JobStore, cli: 
     store.runs.submit(Submission(queue="gpu"), now=now)
     first = submit(store, queue="cpu", run_id="r1")
     submit(store, queue="cpu", run_id="r1", needs=(first,))
-    store.admin.block(submit(store, queue="cpu"), because="")
+    store.admin.block(submit(store, queue="cpu"), reason="")
     claim(store, now=now)
     claim(store, "cpu", now=now - 31)
     store.claims.register("gpu", host=HOST, worker="idle", incarnation="i", now=now)
@@ -412,7 +412,7 @@ def test_run_is_cancelled_with_its_jobs(store: JobStore, cli: Cli, tmp_path: Pat
     cli("runs", "submit", written(tmp_path, DIAMOND), "--run", "other", "--json")
 
     assert cli("runs", "cancel", "other", "--reason", "wrong scene") == (0, "4 jobs cancelled: 1, 2, 3, 4\n", "")
-    assert (store.job(1).because or "").endswith(": wrong scene")
+    assert (store.job(1).reason or "").endswith(": wrong scene")
     assert cli("runs", "cancel", "other")[::2] == (1, "gpuwarden runs: run 'other' has ended: it is cancelled\n")
     for act in ("show", "cancel"):
         assert cli("runs", act, "none")[::2] == (
@@ -429,7 +429,7 @@ def test_run_shows_its_items_with_reasons_of_failures(store: JobStore, cli: Cli)
     for item in ("a", "b"):
         assert store.items.take(job.job_id, **how) is not None
         if item == "a":
-            store.items.fail(job.job_id, **how, item=item, because="no such texture", tries_max=1)
+            store.items.fail(job.job_id, **how, item=item, reason="no such texture", tries_max=1)
     store.items.finish(job.job_id, **how, item="b")
 
     out = cli("runs", "show", "r1")[1]
@@ -508,7 +508,7 @@ def test_each_consumer_gets_every_event_once(store: JobStore, cli: Cli) -> None:
     assert second.partition("  ")[2].startswith("run_completed job 1 of run r1")
     assert cli("events", "mailer") == (0, "", "")
     assert [each["kind"] for each in parsed(cli("events", "other", "--json")[1])] == ["completed", "run_completed"]
-    store.admin.cancel(submit(store), because="", now=NOW)
+    store.admin.cancel(submit(store), reason="", now=NOW)
     assert [each["kind"] for each in parsed(cli("events", "mailer", "--json")[1])] == ["cancelled"]
     assert store.outbox.consumers() == {"mailer": 0, "other": 1}
     assert cli("events", "\t")[0] == 1

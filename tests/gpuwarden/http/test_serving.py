@@ -261,12 +261,12 @@ def test_port_in_use_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "because"), [("192.0.2.1", "Cannot assign requested address"), ("1.2.3.4.5", ".*(?i:name).*")]
+    ("address", "reason"), [("192.0.2.1", "Cannot assign requested address"), ("1.2.3.4.5", ".*(?i:name).*")]
 )
-def test_address_of_another_host_is_named_with_a_hint(address: str, because: str) -> None:
+def test_address_of_another_host_is_named_with_a_hint(address: str, reason: str) -> None:
     says = "give --listen an address of this host, or 0.0.0.0 for all of them"
 
-    with pytest.raises(GpuwardenError, match=rf"^cannot listen on {address}:0 \({because}\): {says}$"):
+    with pytest.raises(GpuwardenError, match=rf"^cannot listen on {address}:0 \({reason}\): {says}$"):
         bind(address, 0)
 
 

@@ -453,7 +453,7 @@ def test_invalid_file_leaves_the_old_one_in_use_and_is_logged_once(tmp_path: Pat
         *["web configuration invalid, old one in use"] * 5,
         "web configuration read",
     ]
-    assert "prom" not in str(said.entries[1]["because"]).replace(str(config), "")
+    assert "prom" not in str(said.entries[1]["reason"]).replace(str(config), "")
 
 
 def test_restored_file_is_valid_again(tmp_path: Path) -> None:

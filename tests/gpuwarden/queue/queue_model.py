@@ -382,14 +382,14 @@ class Claims(_Part):
     def next_for(self, queue: str, place: Place, now: float, loaded: str | None) -> Task | None:
         """The next job for a worker."""
         waiting = [job for job in self._state.jobs.values() if job.queue == queue and job.state is State.QUEUED]
-        for because, keeps in (
+        for reason, keeps in (
             ("locked", (row := self._state.workers.get(place)) is not None and row.locked),
             ("in quarantine", self._in_quarantine(place)),
             ("a lost host's GPU", self._held_by_lost(place)),
         ):
             if keeps:
                 if waiting:
-                    self._state.happened[f"nothing: {because}"] += 1
+                    self._state.happened[f"nothing: {reason}"] += 1
                 return None
         its = sorted(
             (job for job in waiting if not self._better_elsewhere(job, place, now)),
@@ -460,7 +460,7 @@ class Claims(_Part):
                 self._state.happened["ready while blocked"] += 1
         self._state.close(job.run_id, job)
 
-    def fail_by_worker(self, job_id: JobId, *, attempt: int, incarnation: str, because: str, now: float) -> bool:
+    def fail_by_worker(self, job_id: JobId, *, attempt: int, incarnation: str, reason: str, now: float) -> bool:
         job = self._state.mine(job_id, attempt, incarnation)
         if job is None:
             return False
@@ -557,7 +557,7 @@ class Fencing(_Part):
         self._state.recall([job], now, retries=1)
         return True
 
-    def fail(self, job_id: JobId, *, attempt: int, because: str, now: float) -> bool:
+    def fail(self, job_id: JobId, *, attempt: int, reason: str, now: float) -> bool:
         job = self._state.fenced(job_id, attempt)
         if job is None:
             return False
@@ -621,7 +621,7 @@ class LostHosts(_Part):
 class Admin(_Part):
     """Moves by operators."""
 
-    def cancel(self, job_id: JobId, *, because: str, now: float) -> bool:
+    def cancel(self, job_id: JobId, *, reason: str, now: float) -> bool:
         job = self._state.jobs[job_id]
         ids = self._state.cancel(self._state.ranks_of(job))
         if ids and job.run_id is not None:
@@ -633,28 +633,28 @@ class Admin(_Part):
             self._state.close(job.run_id, job)
         return bool(ids)
 
-    def cancel_run(self, run_id: str, *, because: str, now: float) -> list[JobId]:
+    def cancel_run(self, run_id: str, *, reason: str, now: float) -> list[JobId]:
         its = [job.job_id for job in self._state.jobs.values() if job.run_id == run_id]
         ids = self._state.cancel(self._state.jobs[each] for each in its)
         if its:
             self._state.end(run_id, Kind.RUN_CANCELLED, ids[0] if ids else max(its))
         return ids
 
-    def block(self, job_id: JobId, *, because: str) -> bool:
+    def block(self, job_id: JobId, *, reason: str) -> bool:
         job = self._state.jobs[job_id]
         if job.state not in (State.WAITING, State.QUEUED):
             return False
         self._state.move(job, Move.BLOCK)
         return True
 
-    def unblock(self, job_id: JobId, *, because: str, now: float) -> bool:
+    def unblock(self, job_id: JobId, *, reason: str, now: float) -> bool:
         job = self._state.jobs[job_id]
         if job.state is not State.BLOCKED:
             return False
         self._state.move(job, Move.DEFER if self._state.pending(job) else Move.UNBLOCK)
         return True
 
-    def lock(self, *, host: str, worker: str, who: str, because: str, now: float) -> bool:
+    def lock(self, *, host: str, worker: str, who: str, reason: str, now: float) -> bool:
         row = self._state.workers.get((host, worker))
         if row is not None:
             row.locked = True
@@ -677,7 +677,7 @@ class Admin(_Part):
 class GpuQuarantine(_Part):
     """GPUs in quarantine."""
 
-    def quarantine(self, gpus: Iterable[str], *, host: str, worker: str | None, because: str, now: float) -> None:
+    def quarantine(self, gpus: Iterable[str], *, host: str, worker: str | None, reason: str, now: float) -> None:
         self._state.quarantined |= {(gpu, host, worker or "") for gpu in gpus}
 
     def release_gpu(self, gpu: str) -> bool:

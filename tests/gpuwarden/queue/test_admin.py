@@ -42,13 +42,13 @@ def test_cancelled_job_is_final_and_its_attempt_is_refused(store: JobStore, *, r
     if running:
         claim(store)
 
-    assert store.admin.cancel(job_id, because="cancelled by ann", now=NOW)
+    assert store.admin.cancel(job_id, reason="cancelled by ann", now=NOW)
 
     job = store.job(job_id)
-    assert (job.state, job.because, job.claimed_by) == (State.CANCELLED, "cancelled by ann", None)
+    assert (job.state, job.reason, job.claimed_by) == (State.CANCELLED, "cancelled by ann", None)
     assert claim(store) is None
     assert not store.claims.complete(job_id, attempt=1, incarnation="i1", now=NOW)
-    assert not store.admin.cancel(job_id, because="again", now=NOW), "an ended job stays ended"
+    assert not store.admin.cancel(job_id, reason="again", now=NOW), "an ended job stays ended"
 
 
 def test_cancelled_run_cancels_its_jobs_and_takes_no_more(store: JobStore) -> None:
@@ -56,7 +56,7 @@ def test_cancelled_run_cancels_its_jobs_and_takes_no_more(store: JobStore) -> No
     claim(store)
     store.claims.complete(done, attempt=1, incarnation="i1", now=NOW)
 
-    assert store.admin.cancel_run("r1", because="cancelled by ann", now=NOW) == [waits]
+    assert store.admin.cancel_run("r1", reason="cancelled by ann", now=NOW) == [waits]
 
     states = {each: store.job(each).state for each in (done, waits, other)}
     assert states == {done: State.COMPLETED, waits: State.CANCELLED, other: State.QUEUED}
@@ -68,19 +68,19 @@ def test_cancelled_run_cancels_its_jobs_and_takes_no_more(store: JobStore) -> No
 @pytest.mark.behaviour("B9")
 def test_blocked_job_is_not_claimed_until_it_is_unblocked(store: JobStore) -> None:
     held, next_one = submit(store, priority=1), submit(store)
-    assert store.admin.block(held, because="blocked by ann")
-    assert not store.admin.block(held, because="again")
+    assert store.admin.block(held, reason="blocked by ann")
+    assert not store.admin.block(held, reason="again")
 
     first = claim(store)
     assert first is not None
     assert first.job_id == next_one
-    assert not store.admin.block(next_one, because="it runs")
-    assert store.admin.unblock(held, because="", now=NOW)
-    assert not store.admin.unblock(held, because="", now=NOW)
+    assert not store.admin.block(next_one, reason="it runs")
+    assert store.admin.unblock(held, reason="", now=NOW)
+    assert not store.admin.unblock(held, reason="", now=NOW)
 
     second = claim(store, "w2", incarnation="i2")
     assert second is not None
-    assert (second.job_id, second.because) == (held, None)
+    assert (second.job_id, second.reason) == (held, None)
 
 
 # --- workers
@@ -92,7 +92,7 @@ def test_locked_worker_finishes_its_job_and_claims_nothing(store: JobStore, *, a
     register(store)
     running, waits = submit(store), submit(store)
     claim(store)
-    assert store.admin.lock(host=HOST, worker="w1", who="ann", because="faulty", now=NOW)
+    assert store.admin.lock(host=HOST, worker="w1", who="ann", reason="faulty", now=NOW)
 
     assert store.claims.renew(running, attempt=1, incarnation="i1", now=NOW)
     assert store.claims.complete(running, attempt=1, incarnation="i1", now=NOW)
@@ -102,7 +102,7 @@ def test_locked_worker_finishes_its_job_and_claims_nothing(store: JobStore, *, a
         register(store, incarnation=incarnation)
     assert claim(store, incarnation=incarnation) is None
     (row,) = store.admin.workers(now=NOW)
-    assert (row.locked_at, row.locked_by, row.locked_because) == (NOW, "ann", "faulty")
+    assert (row.locked_at, row.locked_by, row.locked_reason) == (NOW, "ann", "faulty")
 
     assert store.admin.unlock(host=HOST, worker="w1", who="bob", now=NOW + 1)
     assert not store.admin.unlock(host=HOST, worker="w1", who="eve", now=NOW + 2)
@@ -137,7 +137,7 @@ def test_job_avoids_its_slot_only_while_another_worker_would_claim_it(store: Job
     register(store)
     store.claims.register("gpu", host="box2", worker="w9", incarnation="i9", now=NOW)
     if held_back == "lock":
-        store.admin.lock(host="box2", worker="w9", who="ann", because="", now=NOW)
+        store.admin.lock(host="box2", worker="w9", who="ann", reason="", now=NOW)
     else:
         store.admin.drain(host="box2", worker="w9")
     job_id = submit(store)
@@ -152,7 +152,7 @@ def test_job_avoids_its_slot_only_while_another_worker_would_claim_it(store: Job
 
 
 def test_unknown_worker_is_not_locked_drained_or_unlocked(store: JobStore) -> None:
-    assert not store.admin.lock(host=HOST, worker="w1", who="ann", because="", now=NOW)
+    assert not store.admin.lock(host=HOST, worker="w1", who="ann", reason="", now=NOW)
     assert not store.admin.drain(host=HOST, worker="w1")
     assert not store.admin.unlock(host=HOST, worker="w1", who="bob", now=NOW)
 
@@ -233,9 +233,9 @@ def test_jobs_are_blocked_cancelled_and_requeued_by_command(store: JobStore, cli
     first, second = submit(store), submit(store, run_id="r1", job_class=JobClass.GPU_VIDEO, payload={"a": 1})
 
     assert cli("job", "block", str(first), "--reason", "it fails everywhere") == (0, "", "")
-    because = store.job(first).because or ""
-    assert because.startswith("blocked by ann@")
-    assert because.endswith(" UTC: it fails everywhere")
+    reason = store.job(first).reason or ""
+    assert reason.startswith("blocked by ann@")
+    assert reason.endswith(" UTC: it fails everywhere")
     assert cli("job", "unblock", str(first), str(second)) == (
         1, "", f"gpuwarden job: job {second} is queued: it is not blocked\n",
     )  # fmt: skip

@@ -71,7 +71,7 @@ def retired(store: JobStore) -> None:
 
 def in_quarantine(store: JobStore) -> None:
     register(store, "i2", gpus=("GPU-b",))
-    store.gpu_quarantine.quarantine(["GPU-b"], host="box1", worker=None, because="D state", now=NOW)
+    store.gpu_quarantine.quarantine(["GPU-b"], host="box1", worker=None, reason="D state", now=NOW)
 
 
 def beside_a_lost_job(store: JobStore) -> None:
@@ -141,7 +141,7 @@ def test_quarantined_gpu_claims_nothing_until_it_is_released(store: JobStore) ->
     register(store, "i2", gpus=("GPU-c",))
     submit(store)
     submit(store)
-    store.gpu_quarantine.quarantine(["GPU-b"], host="box1", worker=None, because="D state", now=NOW)
+    store.gpu_quarantine.quarantine(["GPU-b"], host="box1", worker=None, reason="D state", now=NOW)
 
     assert not takes(store, "i1")
     assert takes(store, "i2")
@@ -152,7 +152,7 @@ def test_quarantined_gpu_claims_nothing_until_it_is_released(store: JobStore) ->
 
 def test_worker_with_unknown_gpus_is_matched_by_its_slot(store: JobStore) -> None:
     submit(store)
-    store.gpu_quarantine.quarantine(["GPU-a"], host="box1", worker="w1", because="D state", now=NOW)
+    store.gpu_quarantine.quarantine(["GPU-a"], host="box1", worker="w1", reason="D state", now=NOW)
 
     assert not takes(store, "i1")
     assert takes(store, "i2")
@@ -161,7 +161,7 @@ def test_worker_with_unknown_gpus_is_matched_by_its_slot(store: JobStore) -> Non
 def test_slots_that_share_an_unknown_gpu_are_both_in_quarantine(store: JobStore) -> None:
     submit(store)
     for worker in ("w1", "w2"):
-        store.gpu_quarantine.quarantine(["GPU-a"], host="box1", worker=worker, because="D state", now=NOW)
+        store.gpu_quarantine.quarantine(["GPU-a"], host="box1", worker=worker, reason="D state", now=NOW)
 
     assert not takes(store, "i1")
     assert not takes(store, "i2")
@@ -174,13 +174,13 @@ def test_slots_that_share_an_unknown_gpu_are_both_in_quarantine(store: JobStore)
 def test_quarantine_is_listed_with_its_first_reason(store: JobStore) -> None:
     register(store, "i1", gpus=("GPU-a", "GPU-b"))
     assert store.gpu_quarantine.quarantine_of(host="box1", worker="w1") is None
-    store.gpu_quarantine.quarantine(["GPU-b"], host="box1", worker="w7", because="D state", now=NOW)
-    store.gpu_quarantine.quarantine(["GPU-b"], host="box1", worker="w7", because="again", now=NOW + 1)
-    store.gpu_quarantine.quarantine(["GPU-b", "GPU-a"], host="box1", worker=None, because="again", now=NOW + 1)
+    store.gpu_quarantine.quarantine(["GPU-b"], host="box1", worker="w7", reason="D state", now=NOW)
+    store.gpu_quarantine.quarantine(["GPU-b"], host="box1", worker="w7", reason="again", now=NOW + 1)
+    store.gpu_quarantine.quarantine(["GPU-b", "GPU-a"], host="box1", worker=None, reason="again", now=NOW + 1)
 
     found = store.gpu_quarantine.quarantined()
 
-    assert [(each.gpu, each.worker, each.since, each.because) for each in found] == [
+    assert [(each.gpu, each.worker, each.since, each.reason) for each in found] == [
         ("GPU-b", "w7", NOW, "D state"),
         ("GPU-a", None, NOW + 1, "again"),
         ("GPU-b", None, NOW + 1, "again"),

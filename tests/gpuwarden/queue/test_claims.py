@@ -107,7 +107,7 @@ def test_former_holder_is_refused_everything(store: JobStore, attempt: int, inca
     assert not store.claims.owns(held.job_id, **stale)  # type: ignore[arg-type]
     assert not store.claims.renew(held.job_id, **stale, now=NOW + 50)  # type: ignore[arg-type]
     assert not store.claims.complete(held.job_id, **stale, now=NOW + 50)  # type: ignore[arg-type]
-    assert not store.claims.fail_by_worker(held.job_id, **stale, because="no", now=NOW + 50)  # type: ignore[arg-type]
+    assert not store.claims.fail_by_worker(held.job_id, **stale, reason="no", now=NOW + 50)  # type: ignore[arg-type]
     assert not store.claims.release(held.job_id, **stale, now=NOW)  # type: ignore[arg-type]
 
     assert store.job(held.job_id) == held
@@ -123,13 +123,13 @@ def test_fenced_job_accepts_nothing_and_is_not_claimed(store: JobStore) -> None:
     assert not store.claims.owns(job.job_id, **held)  # type: ignore[arg-type]
     assert not store.claims.renew(job.job_id, **held, now=NOW + 2)  # type: ignore[arg-type]
     assert not store.claims.complete(job.job_id, **held, now=NOW + 2)  # type: ignore[arg-type]
-    assert not store.claims.fail_by_worker(job.job_id, **held, because="no", now=NOW + 2)  # type: ignore[arg-type]
+    assert not store.claims.fail_by_worker(job.job_id, **held, reason="no", now=NOW + 2)  # type: ignore[arg-type]
     assert not store.claims.release(job.job_id, **held, now=NOW)  # type: ignore[arg-type]
     assert store.claims.claim("gpu", host="box2", worker="w2", incarnation="i2", now=NOW + 2) is None
     assert store.sweeps.reclaim_expired(now=NOW + 1 + FENCE_S) == []
 
     found = store.job(job.job_id)
-    assert (found.state, found.attempt, found.because) == (State.FENCING, 1, "stall: fenced")
+    assert (found.state, found.attempt, found.reason) == (State.FENCING, 1, "stall: fenced")
 
 
 def test_fence_of_another_attempt_is_refused(store: JobStore) -> None:
@@ -170,7 +170,7 @@ def test_released_job_counts_no_retry_and_keeps_its_priority(store: JobStore) ->
     assert store.claims.release(job.job_id, attempt=1, incarnation="i1", now=NOW)
 
     back = store.job(job.job_id)
-    assert (back.state, back.claimed_by, back.because) == (State.QUEUED, None, "released by its worker")
+    assert (back.state, back.claimed_by, back.reason) == (State.QUEUED, None, "released by its worker")
     assert (back.watchdog_retries, back.reclaims, back.priority) == (0, 0, 100)
 
 
@@ -235,11 +235,11 @@ def waits_for_a_row(store: JobStore) -> bool:
 def test_job_ready_while_blocked_has_waited_since_then(store: JobStore) -> None:
     first = submit(store, run_id="r1")
     second = submit(store, run_id="r1", needs=(first,))
-    store.admin.block(second, because="a person said so")
+    store.admin.block(second, reason="a person said so")
     claim(store)
     store.claims.complete(first, attempt=1, incarnation="i1", now=NOW + 10)
 
-    store.admin.unblock(second, because="", now=NOW)
+    store.admin.unblock(second, reason="", now=NOW)
 
     assert store.job(second).queued_at == NOW + 10
     store.claims.complete(second, attempt=claim(store, now=NOW + 15).attempt, incarnation="i1", now=NOW + 20)

@@ -21,7 +21,7 @@ def test_requeue_counts_one_retry_and_never_lowers_urgency(store: JobStore, prio
     back = store.job(job.job_id)
     assert (back.state, back.priority, back.watchdog_retries, back.reclaims) == (State.QUEUED, becomes, 1, 0)
     assert (back.claimed_by, back.host, back.worker, back.lease_expires_at) == (None, None, None, None)
-    assert back.because == "stall: requeued"
+    assert back.reason == "stall: requeued"
     assert store.outbox.dispatch_events(job.job_id) == []
     assert store.runs.state("r1") == "running"
 
@@ -34,7 +34,7 @@ def test_requeued_job_is_claimed_before_older_jobs(store: JobStore) -> None:
 
     again = claim(store, "i2")
 
-    assert (again.job_id, again.attempt, again.because) == (job.job_id, 2, None)
+    assert (again.job_id, again.attempt, again.reason) == (job.job_id, 2, None)
 
 
 @pytest.mark.behaviour("A9")
@@ -91,11 +91,11 @@ def test_requeue_needs_the_fence_and_happens_once(store: JobStore) -> None:
 def test_failed_job_is_final_and_has_one_event(store: JobStore) -> None:
     job = fenced(store)
 
-    assert store.fencing.fail(job.job_id, attempt=1, because="stall: at the cap", now=NOW + 2)
-    assert not store.fencing.fail(job.job_id, attempt=1, because="again", now=NOW + 3)
+    assert store.fencing.fail(job.job_id, attempt=1, reason="stall: at the cap", now=NOW + 2)
+    assert not store.fencing.fail(job.job_id, attempt=1, reason="again", now=NOW + 3)
 
     ended = store.job(job.job_id)
-    assert (ended.state, ended.because, ended.claimed_by) == (State.FAILED, "stall: at the cap", None)
+    assert (ended.state, ended.reason, ended.claimed_by) == (State.FAILED, "stall: at the cap", None)
     assert store.outbox.dispatch_events(job.job_id) == ["failed"]
 
 
@@ -110,11 +110,11 @@ def test_fenced_job_is_unchanged_if_its_event_cannot_be_written(store: JobStore)
     refuse_events(store)
 
     with pytest.raises(DatabaseError, match="refusal"):
-        store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW + 2)
+        store.fencing.fail(job.job_id, attempt=1, reason="stall", now=NOW + 2)
 
     assert store.job(job.job_id) == before
     accept_events(store)
-    assert store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW + 2)
+    assert store.fencing.fail(job.job_id, attempt=1, reason="stall", now=NOW + 2)
     assert store.outbox.dispatch_events(job.job_id) == ["failed"]
 
 
@@ -125,7 +125,7 @@ def test_worker_keeps_its_job_if_the_event_cannot_be_written(store: JobStore) ->
     refuse_events(store)
 
     with pytest.raises(DatabaseError, match="refusal"):
-        store.claims.fail_by_worker(job.job_id, attempt=1, incarnation="i1", because="boom", now=NOW + 2)
+        store.claims.fail_by_worker(job.job_id, attempt=1, incarnation="i1", reason="boom", now=NOW + 2)
 
     assert store.job(job.job_id) == job
     assert store.claims.owns(job.job_id, attempt=1, incarnation="i1")
@@ -139,7 +139,7 @@ def test_event_fails_the_run_and_cancels_its_other_jobs(store: JobStore) -> None
     store.claims.complete(done, attempt=1, incarnation="i0", now=NOW)
     assert [claim(store, name).job_id for name in ("i1", "i2")] == [tripped, running]
     store.fencing.fence(tripped, attempt=1, incarnation="i1", condition=Condition.STALL, now=NOW)
-    store.fencing.fail(tripped, attempt=1, because="stall", now=NOW)
+    store.fencing.fail(tripped, attempt=1, reason="stall", now=NOW)
     assert store.runs.state("r1") == "running"
 
     assert store.sweeps.consume_events(now=NOW + 5) == 1
@@ -152,7 +152,7 @@ def test_event_fails_the_run_and_cancels_its_other_jobs(store: JobStore) -> None
         waiting: State.CANCELLED,
         stranger: State.QUEUED,
     }
-    assert store.job(waiting).because == f"job {tripped} of its run failed"
+    assert store.job(waiting).reason == f"job {tripped} of its run failed"
     assert not store.claims.owns(running, attempt=1, incarnation="i2")
     assert store.runs.state("r2") == "running"
 
@@ -160,7 +160,7 @@ def test_event_fails_the_run_and_cancels_its_other_jobs(store: JobStore) -> None
 @pytest.mark.behaviour("A10")
 def test_event_is_consumed_once(store: JobStore) -> None:
     job = fenced(store, run_id="r1")
-    store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW)
+    store.fencing.fail(job.job_id, attempt=1, reason="stall", now=NOW)
     stranger = submit(store, run_id="r2")
     assert store.sweeps.consume_events(now=NOW) == 1
 
@@ -172,7 +172,7 @@ def test_event_is_consumed_once(store: JobStore) -> None:
 @pytest.mark.behaviour("A10")
 def test_failed_run_takes_no_more_jobs(store: JobStore) -> None:
     job = fenced(store, run_id="r1")
-    store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW)
+    store.fencing.fail(job.job_id, attempt=1, reason="stall", now=NOW)
     before = submit(store, run_id="r1")
     store.sweeps.consume_events(now=NOW)
 
@@ -186,7 +186,7 @@ def test_failed_run_takes_no_more_jobs(store: JobStore) -> None:
 def test_event_of_a_job_without_a_run_is_consumed_without_effect(store: JobStore) -> None:
     job = fenced(store)
     other = submit(store)
-    store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW)
+    store.fencing.fail(job.job_id, attempt=1, reason="stall", now=NOW)
 
     assert store.sweeps.consume_events(now=NOW) == 1
 
@@ -196,7 +196,7 @@ def test_event_of_a_job_without_a_run_is_consumed_without_effect(store: JobStore
 def test_consumer_that_dies_half_way_leaves_the_event_unread(store: JobStore) -> None:
     job = fenced(store, run_id="r1")
     sibling = submit(store, run_id="r1")
-    store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW)
+    store.fencing.fail(job.job_id, attempt=1, reason="stall", now=NOW)
     refuse_events(store, "UPDATE")
 
     with pytest.raises(DatabaseError, match="refusal"):
@@ -219,7 +219,7 @@ def test_fence_without_a_holder_expires_and_records_its_condition(store: JobStor
 
     back = store.job(job.job_id)
     assert (back.state, back.reclaims, back.watchdog_retries) == (State.QUEUED, 1, 0)
-    assert back.because == "stall: fenced, and its fence ran out"
+    assert back.reason == "stall: fenced, and its fence ran out"
     assert not store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
 
 

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.both_databases
 NOW = 1_000_000.0
 LATER = NOW + HAND_OVER_S + 1
 W1: dict[str, Any] = {"host": "box1", "worker": "w1"}
-BY: dict[str, Any] = {"who": "ann@box1", "because": "wrangled: it failed 6", "now": NOW}
-FORGIVING = {"who": "bob@box2", "because": "forgiven by bob"}
+BY: dict[str, Any] = {"who": "ann@box1", "reason": "wrangled: it failed 6", "now": NOW}
+FORGIVING = {"who": "bob@box2", "reason": "forgiven by bob"}
 
 
 def still(_: RunTally) -> bool:
@@ -52,7 +52,7 @@ def fail(store: JobStore, job: Job, *, times: int = 1, tries_max: int = 3) -> No
     for _ in range(times):
         item = store.items.take(job.job_id, **by(job))
         assert item is not None
-        assert store.items.fail(job.job_id, **by(job), item=item.item, because="boom", tries_max=tries_max)
+        assert store.items.fail(job.job_id, **by(job), item=item.item, reason="boom", tries_max=tries_max)
 
 
 def finish(store: JobStore, job: Job) -> bool:
@@ -111,7 +111,7 @@ def test_obstacles_of_a_judgement_are_counted_too(store: JobStore, how: str) -> 
     elif how == "ranks":
         store.runs.submit(Submission(queue="gpu", run_id="r1", ranks=2), now=NOW)
     elif how == "over":
-        store.admin.cancel_run("r1", because="", now=NOW)
+        store.admin.cancel_run("r1", reason="", now=NOW)
     else:
         assert store.item_failures.ask_wrangling("r1", wrangled=False)
 
@@ -153,7 +153,7 @@ def test_faulty_worker_is_locked_and_others_do_its_failed_items(store: JobStore)
     assert store.item_failures.lock_faulty("r1", **W1, still=still, **BY)
 
     (row,) = (each for each in store.admin.workers(now=NOW) if each.worker == "w1")
-    assert (row.locked_at, row.locked_by, row.locked_because) == (NOW, "ann@box1", "wrangled: it failed 6")
+    assert (row.locked_at, row.locked_by, row.locked_reason) == (NOW, "ann@box1", "wrangled: it failed 6")
     assert store.job(bad.job_id).state is State.FENCING
     assert not store.claims.owns(bad.job_id, attempt=1, incarnation="i1"), "its worker finds out, and stops"
     assert not finish(store, bad)
@@ -204,12 +204,12 @@ def test_final_failures_of_another_worker_are_judged_separately(store: JobStore)
 def test_lock_of_an_operator_is_kept(store: JobStore) -> None:
     start(store)
     fail(store, claimed(store, 1), times=6)
-    store.admin.lock(**W1, who="bob@box2", because="smells", now=NOW - 5)
+    store.admin.lock(**W1, who="bob@box2", reason="smells", now=NOW - 5)
 
     assert store.item_failures.lock_faulty("r1", **W1, still=still, **BY)
 
     (row,) = store.admin.workers(now=NOW)
-    assert (row.locked_by, row.locked_because) == ("bob@box2", "smells")
+    assert (row.locked_by, row.locked_reason) == ("bob@box2", "smells")
     assert counts(store)["w1"] == (0, 0, None)
 
 
@@ -218,7 +218,7 @@ def test_locked_worker_finishes_jobs_of_other_runs(store: JobStore) -> None:
     bad = claimed(store, 1)
     fail(store, bad, times=6)
     store.claims.release(bad.job_id, **by(bad))
-    store.admin.cancel(bad.job_id, because="", now=NOW)
+    store.admin.cancel(bad.job_id, reason="", now=NOW)
     start(store, run_id="r2")
     other = claimed(store, 1)
     store.runs.submit(Submission(queue="gpu", run_id="r3"), now=NOW)
@@ -278,7 +278,7 @@ def test_claim_from_before_the_bar_is_taken_without_another_move(store: JobStore
     start(store)
     job = claimed(store, 1)
     fail(store, job, times=6)
-    row = {"run_id": "r1", **W1, "migration": 1, "at": NOW, "barred_by": "ann@box1", "because": ""}
+    row = {"run_id": "r1", **W1, "migration": 1, "at": NOW, "barred_by": "ann@box1", "reason": ""}
     with writing(store._engine) as connection:
         connection.execute(insert(BARRED).values(**row))
 
@@ -320,16 +320,16 @@ def test_blocked_run_is_not_claimed_and_its_workers_stop(store: JobStore) -> Non
         wrangled=True,
         now=NOW,
     )
-    store.admin.cancel(ids["fenced"], because="", now=NOW)
+    store.admin.cancel(ids["fenced"], reason="", now=NOW)
     store.runs.submit_run("r2", {"a": Submission(queue="gpu", priority=200)}, now=NOW)
     store.items.add("r1", ["a"], now=NOW)
     running = claimed(store, 1)
 
-    blocked = store.item_failures.block_run("r1", still=still, because="wrangled: it is the job", now=NOW)
+    blocked = store.item_failures.block_run("r1", still=still, reason="wrangled: it is the job", now=NOW)
 
     assert blocked == sorted(ids[name] for name in ("runs", "waits", "needs"))
     assert {store.job(each).state for each in blocked} == {State.BLOCKED}
-    assert store.job(running.job_id).because == "wrangled: it is the job"
+    assert store.job(running.job_id).reason == "wrangled: it is the job"
     assert not store.claims.owns(running.job_id, attempt=1, incarnation="i1")
     assert not finish(store, running)
     assert claimed(store, 2).run_id == "r2"
@@ -351,7 +351,7 @@ def test_one_command_undoes_all_measures_on_a_run(store: JobStore) -> None:
     store.item_failures.migrate_run("r1", **W1, still=still, **BY)
     store.sweeps.reclaim_expired(now=LATER)
     fail(store, claimed(store, 2, now=LATER))
-    store.item_failures.block_run("r1", still=still, because="", now=LATER)
+    store.item_failures.block_run("r1", still=still, reason="", now=LATER)
 
     later = LATER + HAND_OVER_S + 1
     assert store.item_failures.forgive_run("r1", **FORGIVING, now=later) == 3
@@ -362,12 +362,12 @@ def test_one_command_undoes_all_measures_on_a_run(store: JobStore) -> None:
     assert found.migrations == 0
     assert {each.failed for each in found.workers} == {0}
     assert store.items.counts("r1") == {ItemState.PENDING: 9}
-    assert {store.job(ids[name]).because for name in ("a", "b", "c")} == {"forgiven by bob"}
+    assert {store.job(ids[name]).reason for name in ("a", "b", "c")} == {"forgiven by bob"}
     run = store.runs.get("r1")
     assert run is not None
     assert (run.forgiven_at, run.forgiven_by) == (later, "bob@box2")
     assert claim(store, 1, now=later) is not None
-    store.admin.cancel_run("r1", because="", now=later)
+    store.admin.cancel_run("r1", reason="", now=later)
     with pytest.raises(SubmissionError, match="run 'r1' is cancelled"):
         store.item_failures.forgive_run("r1", **FORGIVING, now=later)
     with pytest.raises(SubmissionError, match="run 'r9' is not there"):
@@ -437,13 +437,13 @@ def test_job_of_an_unreachable_worker_is_not_requeued_before_its_lease(store: Jo
 def test_blocked_job_is_kept_while_its_worker_may_run(store: JobStore, how: str, at: float, over: float) -> None:
     start(store, jobs=1)
     job = claimed(store, 1)
-    store.item_failures.block_run("r1", still=still, because="", now=at)
+    store.item_failures.block_run("r1", still=still, reason="", now=at)
     blocked = everything(store)
 
     def let_go(now: float) -> object:
         if how == "run":
             return store.item_failures.forgive_run("r1", **FORGIVING, now=now)
-        return store.admin.unblock(job.job_id, because="", now=now)
+        return store.admin.unblock(job.job_id, reason="", now=now)
 
     with pytest.raises(BlockedError, match=f"job {job.job_id} stays blocked: its last worker .* in 11 s"):
         let_go(over - 10)
@@ -477,14 +477,14 @@ def test_job_at_its_last_attempt_is_left_to_its_worker(store: JobStore, act: str
 def test_forgive_gives_an_exhausted_blocked_job_one_more_attempt(store: JobStore) -> None:
     ids = store.runs.submit_run("r1", {"a": Submission(queue="gpu", attempts_max=1)}, wrangled=True, now=NOW)
     claimed(store, 1)
-    store.item_failures.block_run("r1", still=still, because="", now=NOW)
+    store.item_failures.block_run("r1", still=still, reason="", now=NOW)
 
     with pytest.raises(BlockedError, match="has used all 1 attempts; `gpuwarden wrangle forgive` of its run gives it"):
-        store.admin.unblock(ids["a"], because="", now=LATER)
+        store.admin.unblock(ids["a"], reason="", now=LATER)
     assert claim(store, 2, now=LATER) is None
     assert store.item_failures.forgive_run("r1", **FORGIVING, now=LATER) == 1
 
-    assert store.job(ids["a"]).because == "forgiven by bob, with an attempt more than it had left"
+    assert store.job(ids["a"]).reason == "forgiven by bob, with an attempt more than it had left"
     again = claimed(store, 2, now=LATER)
     assert (again.attempt, again.attempts_max) == (2, 2)
 
@@ -503,7 +503,7 @@ def test_item_that_fails_repeatedly_counts_once(store: JobStore) -> None:
 ACTS: dict[str, Callable[..., Any]] = {
     "lock": lambda store, its: store.item_failures.lock_faulty("r1", **W1, still=its, **BY),
     "migrate": lambda store, its: store.item_failures.migrate_run("r1", **W1, still=its, **BY),
-    "block": lambda store, its: store.item_failures.block_run("r1", still=its, because="", now=NOW),
+    "block": lambda store, its: store.item_failures.block_run("r1", still=its, reason="", now=NOW),
 }
 
 

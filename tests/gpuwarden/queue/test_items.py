@@ -40,7 +40,7 @@ def finish(store: JobStore, job: Job, item: str | None, **changed: Any) -> bool:
 
 def fail(store: JobStore, job: Job, item: str | None, **changed: Any) -> bool:
     assert item is not None
-    return store.items.fail(job.job_id, **by(job), item=item, because="boom", **changed)
+    return store.items.fail(job.job_id, **by(job), item=item, reason="boom", **changed)
 
 
 def states(store: JobStore) -> list[ItemState]:
@@ -57,9 +57,9 @@ def test_jobs_of_a_run_take_its_items_in_order(store: JobStore) -> None:
     assert finish(store, second, "b")
     assert store.items.of_run("r1")[:2] == [
         Item(run_id="r1", item="a", state=ItemState.DONE, job_id=first.job_id, attempt=1, host="box1", worker="w1",
-             because=None, result={"frame": "é"}),
+             reason=None, result={"frame": "é"}),
         Item(run_id="r1", item="b", state=ItemState.DONE, job_id=second.job_id, attempt=1, host="box1", worker="w2",
-             because=None, result=None),
+             reason=None, result=None),
     ]  # fmt: skip
     assert store.items.counts("r1") == {ItemState.DONE: 2, ItemState.TAKEN: 1}
 
@@ -93,7 +93,7 @@ def test_ended_attempt_keeps_its_results_and_takes_no_more(store: JobStore, end:
     elif end == "released":
         assert store.claims.release(old.job_id, **by(old))
     else:
-        assert store.admin.cancel(old.job_id, because="", now=NOW)
+        assert store.admin.cancel(old.job_id, reason="", now=NOW)
 
     assert states(store) == [ItemState.PENDING, ItemState.PENDING]
     assert not finish(store, old, "a")
@@ -135,7 +135,7 @@ def test_failed_item_is_retried_last_and_given_up_after_its_tries(store: JobStor
     assert fail(store, first, "a")
 
     item = store.items.of_run("r1")[0]
-    assert (item.state, item.because, item.worker) == (ItemState.FAILED, "boom", "w1")
+    assert (item.state, item.reason, item.worker) == (ItemState.FAILED, "boom", "w1")
     assert take(store, second) is None
 
 
@@ -158,7 +158,7 @@ def test_items_of_an_ended_run_are_not_reset(store: JobStore) -> None:
     store.items.add("r1", ["a"], now=NOW)
     job = share(store)
     fail(store, job, take(store, job), tries_max=1)
-    store.admin.cancel_run("r1", because="", now=NOW)
+    store.admin.cancel_run("r1", reason="", now=NOW)
 
     with pytest.raises(SubmissionError, match="run 'r1' is cancelled: give its items to another run"):
         store.items.reset("r1", now=NOW)
@@ -176,7 +176,7 @@ def test_worker_of_each_result_and_failure_is_stored(store: JobStore) -> None:
     with reading(store._engine) as connection:
         kept = connection.execute(select(ITEM_OUTCOMES).order_by(ITEM_OUTCOMES.c.outcome_id)).all()
 
-    assert [(row.item, row.outcome, row.worker, row.attempt, row.because) for row in kept] == [
+    assert [(row.item, row.outcome, row.worker, row.attempt, row.reason) for row in kept] == [
         ("a", "failed", "w1", 1, "boom"),
         ("b", "done", "w1", 1, None),
     ]
@@ -226,7 +226,7 @@ def test_empty_addition_does_not_reopen_a_run(store: JobStore) -> None:
 def test_run_with_items_only_can_be_cancelled(store: JobStore) -> None:
     store.items.add("r1", ["a"], now=NOW)
 
-    assert store.admin.cancel_run("r1", because="", now=NOW) == []
+    assert store.admin.cancel_run("r1", reason="", now=NOW) == []
 
     assert store.runs.state("r1") == "cancelled"
     with pytest.raises(SubmissionError, match="was cancelled"):

@@ -56,7 +56,7 @@ def test_fence_and_next_registration_settle_the_job_once(store: JobStore) -> Non
 
         assert (took, settled) in ((True, []), (False, [job_id]))
         if took:
-            assert store.fencing.fail(job_id, attempt=1, because="stall", now=NOW)
+            assert store.fencing.fail(job_id, attempt=1, reason="stall", now=NOW)
         else:
             last = store.claims.claim("gpu", incarnation=new, **slot)
             assert last is not None
@@ -110,7 +110,7 @@ def test_concurrent_sweeps_registrations_and_consumers_do_not_deadlock(store: Jo
             assert store.claims.claim("gpu", **slot)
         with writing(store._engine) as connection:  # for a registration with many jobs
             connection.execute(update(JOBS).where(JOBS.c.state == State.RUNNING).values(worker="w0"))
-        assert store.claims.fail_by_worker(culprit, attempt=1, incarnation=f"{turn}-i0", because="boom", now=NOW)
+        assert store.claims.fail_by_worker(culprit, attempt=1, incarnation=f"{turn}-i0", reason="boom", now=NOW)
 
         answers = together(
             lambda: store.sweeps.reclaim_expired(now=NOW + 601),
@@ -134,7 +134,7 @@ def test_job_is_not_added_to_a_run_while_the_run_fails(store: JobStore) -> None:
         run_id = f"r{turn}"
         culprit = submit(store, run_id=run_id)
         claim(store)
-        store.claims.fail_by_worker(culprit, attempt=1, incarnation="i1", because="boom", now=NOW)
+        store.claims.fail_by_worker(culprit, attempt=1, incarnation="i1", reason="boom", now=NOW)
 
         added, consumed = together(partial(submit, store, run_id=run_id), lambda: store.sweeps.consume_events(now=NOW))
 
@@ -164,7 +164,7 @@ def test_sign_of_a_lost_job_does_not_wait_for_a_lock_on_its_run(shared_store: Jo
     acts: dict[str, Callable[[], object]] = {
         "renew": partial(shared_store.claims.renew, job_id, **its),
         "claim": partial(claim, shared_store),
-        "fail_by_worker": partial(shared_store.claims.fail_by_worker, job_id, because="boom", **its),
+        "fail_by_worker": partial(shared_store.claims.fail_by_worker, job_id, reason="boom", **its),
         "release": partial(shared_store.claims.release, job_id, **its),
     }
 

@@ -282,7 +282,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.ends(self.a_claim(pick, State.HOST_LOST, State.RUNNING), act, result)
 
     def ends(self, claim: Claim, act: str, result: Any = None) -> None:
-        more: dict[str, dict[str, Any]] = {"complete": {"result": result}, "fail_by_worker": {"because": "boom"}}
+        more: dict[str, dict[str, Any]] = {"complete": {"result": result}, "fail_by_worker": {"reason": "boom"}}
         self.both(f"claims.{act}", claim.job_id, **claim.its, now=self.now, **more.get(act, {}))
 
     @precondition(lambda self: self.claims)
@@ -344,7 +344,7 @@ class QueueMachine(RuleBasedStateMachine):
         if then == "requeue":
             self.both("fencing.requeue", claim.job_id, **its, condition=Condition.STALL, avoid=avoid, avoid_s=AVOID_S)
         elif then == "fail":
-            self.both("fencing.fail", claim.job_id, **its, because="at the cap")
+            self.both("fencing.fail", claim.job_id, **its, reason="at the cap")
         elif then == "hold":
             self.both("fencing.hold_fence", claim.job_id, **its)
 
@@ -426,29 +426,29 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def cancel(self, pick: int, state: State, run_id: str | None) -> None:
         if run_id is None:
-            self.both("admin.cancel", self.job(pick, state).job_id, because="a person said so", now=self.now)
+            self.both("admin.cancel", self.job(pick, state).job_id, reason="a person said so", now=self.now)
         else:
-            self.both("admin.cancel_run", run_id, because="a person said so", now=self.now)
+            self.both("admin.cancel_run", run_id, reason="a person said so", now=self.now)
 
     @precondition(lambda self: self.model.state.jobs)
     @rule(pick=PICKS, act=st.sampled_from(["block", "block", "unblock", "both"]), work=WORK)
     def block(self, pick: int, act: str, work: Any) -> None:
         if act != "unblock":
             waits = State.WAITING if work else State.QUEUED
-            self.both("admin.block", self.job(pick, waits).job_id, because="a person said so")
+            self.both("admin.block", self.job(pick, waits).job_id, reason="a person said so")
         if act != "block":
-            self.both("admin.unblock", self.job(pick, State.BLOCKED).job_id, because="so", now=self.now)
+            self.both("admin.unblock", self.job(pick, State.BLOCKED).job_id, reason="so", now=self.now)
         self.works(work)
 
     @rule(place=PLACES, act=st.sampled_from(["lock", "drain", "quarantine", "quarantine its slot"]), work=WORK)
     def an_operator_stops_a_worker(self, place: Place, act: str, work: Any) -> None:
         if act == "lock":
-            self.both("admin.lock", **slot(place), who="someone", because="so", now=self.now)
+            self.both("admin.lock", **slot(place), who="someone", reason="so", now=self.now)
         elif act == "drain":
             self.both("admin.drain", **slot(place))
         else:
             whose = {"host": place[0], "worker": place[1] if "slot" in act else None}
-            self.both("gpu_quarantine.quarantine", GPUS[place][:1], **whose, because="D state", now=self.now)
+            self.both("gpu_quarantine.quarantine", GPUS[place][:1], **whose, reason="D state", now=self.now)
         self.works(work)
 
     @rule(work=WORK)

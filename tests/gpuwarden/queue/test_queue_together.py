@@ -124,7 +124,7 @@ class Together:
                     elif act == "release":
                         self.store.claims.release(job.job_id, **its, now=time.time())
                     elif act == "fail":
-                        self.store.claims.fail_by_worker(job.job_id, **its, because="boom", now=time.time())
+                        self.store.claims.fail_by_worker(job.job_id, **its, reason="boom", now=time.time())
                     yield act
 
     def submits(self, r: random.Random) -> Iterator[str]:
@@ -145,14 +145,14 @@ class Together:
             job_id, now = self._some_job(r), time.time()
             act = r.choice(["cancel", "cancel run", "block", "unblock", "unblock"])
             if act == "cancel":
-                self.store.admin.cancel(job_id, because="so", now=now)
+                self.store.admin.cancel(job_id, reason="so", now=now)
             elif act == "cancel run" and r.random() < 0.3:
-                self.store.admin.cancel_run(f"r{max(0, self._run - r.randint(0, 2))}", because="so", now=now)
+                self.store.admin.cancel_run(f"r{max(0, self._run - r.randint(0, 2))}", reason="so", now=now)
             elif act == "block":
-                self.store.admin.block(job_id, because="so")
+                self.store.admin.block(job_id, reason="so")
             else:
                 for each in range(job_id, job_id + 10):
-                    self.store.admin.unblock(each, because="so", now=now)
+                    self.store.admin.unblock(each, reason="so", now=now)
             yield act
             time.sleep(0.01)
 
@@ -180,7 +180,7 @@ class Together:
                     job.job_id, incarnation=job.claimed_by, condition=Condition.STALL, **its
                 ):
                     if r.random() < 0.2:
-                        self.store.fencing.fail(job.job_id, because="at the cap", **its)
+                        self.store.fencing.fail(job.job_id, reason="at the cap", **its)
                     else:
                         avoid = Slot(host=job.host or "", worker=job.worker or "")
                         self.store.fencing.requeue(
@@ -210,7 +210,7 @@ def test_sweeps_and_consumers_of_several_runs_do_not_deadlock(shared_store: JobS
     for run_id in ("b", "a"):  # the consumer reads them in this order
         failing = shared_store.runs.submit(Submission(queue=run_id, run_id=run_id), now=0)
         shared_store.claims.claim(run_id, **slot, now=0)
-        shared_store.claims.fail_by_worker(failing, attempt=1, incarnation="i", because="boom", now=0)
+        shared_store.claims.fail_by_worker(failing, attempt=1, incarnation="i", reason="boom", now=0)
         shared_store.runs.submit(Submission(queue=run_id, run_id=run_id, ranks=2), now=0)
         shared_store.claims.claim(run_id, host="h", worker=run_id, incarnation=run_id, now=0, lease_s=1)
 
@@ -239,10 +239,10 @@ def test_cancel_of_an_old_job_id_spares_a_new_job(shared_store: JobStore, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(runs, "lock_run_of", asked_too_early)
-        assert not shared_store.admin.cancel(1, because="so", now=1), "there was no such job"
+        assert not shared_store.admin.cancel(1, reason="so", now=1), "there was no such job"
 
     assert [shared_store.job(each).state for each in (1, 2)] == [State.QUEUED, State.WAITING]
-    assert shared_store.admin.cancel(1, because="so", now=2)
+    assert shared_store.admin.cancel(1, reason="so", now=2)
     assert [shared_store.job(each).state for each in (1, 2)] == [State.CANCELLED, State.CANCELLED]
 
 

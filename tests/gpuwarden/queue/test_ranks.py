@@ -105,7 +105,7 @@ def test_requeued_rank_requeues_all_ranks_finished_or_not(store: JobStore, end: 
     assert not complete(store, other)
     assert not store.claims.renew(other.job_id, **by(other), now=NOW)
     again = store.job(finished.job_id)
-    assert (again.result, again.because) == (None, "another rank was queued again")
+    assert (again.result, again.reason) == (None, "another rank was queued again")
     assert {job.watchdog_retries for job in store.queries.of_gang(1)} == {1 if end == "fenced" else 0}
     assert [claim(store, number).attempt for number in (4, 5, 6)] == [2, 2, 2]
 
@@ -167,7 +167,7 @@ def test_failed_rank_fails_all(store: JobStore) -> None:
     jobs = claimed(store)
     complete(store, jobs[0])
 
-    assert store.claims.fail_by_worker(jobs[1].job_id, **by(jobs[1]), because="boom", now=NOW)
+    assert store.claims.fail_by_worker(jobs[1].job_id, **by(jobs[1]), reason="boom", now=NOW)
     store.sweeps.consume_events(now=NOW)
 
     assert states(store) == [State.CANCELLED, State.FAILED, State.CANCELLED]
@@ -187,7 +187,7 @@ def test_cancelled_rank_cancels_all(store: JobStore) -> None:
     jobs = claimed(store)
     complete(store, jobs[0])
 
-    assert store.admin.cancel(jobs[1].job_id, because="not wanted", now=NOW)
+    assert store.admin.cancel(jobs[1].job_id, reason="not wanted", now=NOW)
 
     assert states(store) == [State.CANCELLED] * 3
     assert store.runs.state(str(jobs[0].run_id)) == "cancelled"
@@ -211,7 +211,7 @@ def test_ranks_lost_together_are_requeued_once(store: JobStore) -> None:
 
         assert sorted(answers) == [False, True]
         assert states(store, jobs[0].job_id) == [State.QUEUED] * 2
-        store.admin.cancel(jobs[0].job_id, because="", now=NOW)
+        store.admin.cancel(jobs[0].job_id, reason="", now=NOW)
 
 
 def test_invalid_number_of_ranks_is_refused() -> None:

@@ -56,7 +56,7 @@ def run_next(store: JobStore, *, result: Any = None, now: float = NOW) -> JobId:
 def fail(store: JobStore, job: Job) -> None:
     assert job.claimed_by is not None
     assert store.claims.fail_by_worker(
-        job.job_id, attempt=job.attempt, incarnation=job.claimed_by, because="boom", now=NOW
+        job.job_id, attempt=job.attempt, incarnation=job.claimed_by, reason="boom", now=NOW
     )
     store.sweeps.consume_events(now=NOW)
 
@@ -161,10 +161,10 @@ def test_cancelled_job_cancels_its_dependants_and_its_run(store: JobStore) -> No
     ids = diamond(store)
     run_next(store)
 
-    assert store.admin.cancel(ids["left"], because="not wanted", now=NOW)
+    assert store.admin.cancel(ids["left"], reason="not wanted", now=NOW)
 
     assert states(store, ids.values()) == [State.COMPLETED, State.CANCELLED, State.QUEUED, State.CANCELLED]
-    assert store.job(ids["join"]).because == f"job {ids['left']}, which it needs, was cancelled"
+    assert store.job(ids["join"]).reason == f"job {ids['left']}, which it needs, was cancelled"
     assert run_next(store) == ids["right"]
     assert store.runs.state("r1") == "cancelled"
     assert kinds(store, ids["left"], ids["join"]) == ["cancelled", "cancelled"]
@@ -184,12 +184,12 @@ def test_failed_job_cancels_its_dependants(store: JobStore) -> None:
 
 def test_waiting_job_can_be_blocked_and_waits_again_when_unblocked(store: JobStore) -> None:
     ids = diamond(store)
-    assert store.admin.block(ids["left"], because="later")
-    assert store.admin.block(ids["right"], because="later")
+    assert store.admin.block(ids["left"], reason="later")
+    assert store.admin.block(ids["right"], reason="later")
 
-    assert store.admin.unblock(ids["left"], because="", now=NOW)
+    assert store.admin.unblock(ids["left"], reason="", now=NOW)
     run_next(store)
-    assert store.admin.unblock(ids["right"], because="", now=NOW)
+    assert store.admin.unblock(ids["right"], reason="", now=NOW)
 
     assert states(store, ids.values()) == [State.COMPLETED, State.QUEUED, State.QUEUED, State.WAITING]
 
@@ -222,7 +222,7 @@ def test_needs_that_cannot_complete_are_refused(store: JobStore) -> None:
     other = submit(store, run_id="r2")
     gone = submit(store, run_id="r1")
     submit(store, run_id="r1")
-    store.admin.cancel(gone, because="", now=NOW)
+    store.admin.cancel(gone, reason="", now=NOW)
 
     for needed, run_id, says in (
         (other, "r1", "is not in run 'r1'"),
@@ -433,7 +433,7 @@ def test_held_job_returns_with_its_first_sign(store: JobStore, sign: str) -> Non
         assert store.claims.complete(job.job_id, **claimed, result=1)
         assert (store.job(job.job_id).state, store.job(job.job_id).result) == (State.COMPLETED, 1)
     elif sign == "its failure":
-        assert store.claims.fail_by_worker(job.job_id, **claimed, because="boom")
+        assert store.claims.fail_by_worker(job.job_id, **claimed, reason="boom")
         assert store.job(job.job_id).state is State.FAILED
     elif sign == "a release":
         assert store.claims.release(job.job_id, **claimed)
@@ -572,10 +572,10 @@ def test_second_claim_applies_the_rules_of_the_first(store: JobStore) -> None:
         submit(store)
     run_next(store)
 
-    store.admin.lock(host="box1", worker="w1", who="ann", because="", now=NOW)
+    store.admin.lock(host="box1", worker="w1", who="ann", reason="", now=NOW)
     assert claim_or_none(store) is None
     store.admin.unlock(host="box1", worker="w1", who="bob", now=NOW)
-    store.gpu_quarantine.quarantine(["GPU-1"], host="box1", worker=None, because="", now=NOW)
+    store.gpu_quarantine.quarantine(["GPU-1"], host="box1", worker=None, reason="", now=NOW)
     assert claim_or_none(store) is None
     store.gpu_quarantine.release_gpu("GPU-1")
     job = claim(store)

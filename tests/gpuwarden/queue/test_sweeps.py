@@ -18,7 +18,7 @@ def test_expired_lease_requeues_the_job_with_high_priority(store: JobStore) -> N
     assert store.sweeps.reclaim_expired(now=NOW + 600.1) == [job.job_id]
 
     back = store.job(job.job_id)
-    assert (back.state, back.priority, back.claimed_by, back.because) == (State.QUEUED, 10, None, "lease expired")
+    assert (back.state, back.priority, back.claimed_by, back.reason) == (State.QUEUED, 10, None, "lease expired")
     assert (back.reclaims, back.watchdog_retries) == (1, 0)
     assert not store.claims.complete(job.job_id, attempt=1, incarnation="i1", now=NOW + 601)
 
@@ -50,7 +50,7 @@ def test_job_at_the_reclaim_cap_fails_with_its_event(store: JobStore) -> None:
     assert store.sweeps.reclaim_expired(now=now + 601) == [job_id, other]
 
     ended = store.job(job_id)
-    assert (ended.state, ended.because) == (State.FAILED, "lease expired, and all 10 reclaims are used")
+    assert (ended.state, ended.reason) == (State.FAILED, "lease expired, and all 10 reclaims are used")
     assert (ended.attempt, ended.reclaims, ended.watchdog_retries) == (11, 10, 0)
     assert store.outbox.dispatch_events(job_id) == ["failed"]
     assert store.job(other).state is State.QUEUED
@@ -66,7 +66,7 @@ def test_ingest_job_is_reclaimed_like_any(store: JobStore) -> None:
 def test_cancelled_job_keeps_its_pending_count(store: JobStore) -> None:
     first = submit(store, run_id="r1")
     second = submit(store, run_id="r1", needs=(first,))
-    store.admin.cancel(second, because="a person said so", now=NOW)
+    store.admin.cancel(second, reason="a person said so", now=NOW)
     over = store.job(second)
 
     store.claims.complete(claim(store).job_id, attempt=1, incarnation="i1", now=NOW + 10)
@@ -93,7 +93,7 @@ def lose(store: JobStore, how: str, job: Job, *, now: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "because"),
+    ("how", "reason"),
     [
         ("reclaim", "lease expired, and all 3 attempts are used"),
         ("fence", "lease expired, and all 3 attempts are used"),
@@ -101,7 +101,7 @@ def lose(store: JobStore, how: str, job: Job, *, now: float) -> None:
         ("register", "its worker was restarted, and all 3 attempts are used"),
     ],
 )
-def test_lost_last_attempt_fails_the_job_with_one_event(store: JobStore, how: str, because: str) -> None:
+def test_lost_last_attempt_fails_the_job_with_one_event(store: JobStore, how: str, reason: str) -> None:
     job_id = submit(store, attempts_max=3, run_id="r1")
     for attempt in range(1, 4):
         incarnation = f"{how}-{attempt}"
@@ -112,7 +112,7 @@ def test_lost_last_attempt_fails_the_job_with_one_event(store: JobStore, how: st
         lose(store, how, job, now=NOW)
 
     ended = store.job(job_id)
-    assert (ended.state, ended.attempt, ended.because, ended.claimed_by) == (State.FAILED, 3, because, None)
+    assert (ended.state, ended.attempt, ended.reason, ended.claimed_by) == (State.FAILED, 3, reason, None)
     assert store.outbox.dispatch_events(job_id) == ["failed"]
     assert store.claims.claim("gpu", host="box1", worker="w9", incarnation="i9", now=NOW) is None
     assert store.sweeps.consume_events(now=NOW) == 1
@@ -125,7 +125,7 @@ def test_exhausted_job_is_not_requeued_but_can_be_failed(store: JobStore) -> Non
     assert not store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
     assert store.job(job.job_id).state is State.FENCING
 
-    assert store.fencing.fail(job.job_id, attempt=1, because="stall: no attempt left", now=NOW)
+    assert store.fencing.fail(job.job_id, attempt=1, reason="stall: no attempt left", now=NOW)
     assert store.outbox.dispatch_events(job.job_id) == ["failed"]
 
 
@@ -143,7 +143,7 @@ def test_reclaims_and_registrations_share_a_cap(store: JobStore) -> None:
     assert store.claims.register("gpu", host="box1", worker="w1", incarnation="after", now=NOW) == [job_id]
 
     ended = store.job(job_id)
-    assert (ended.state, ended.because) == (
+    assert (ended.state, ended.reason) == (
         State.FAILED, "its worker was restarted, and all 10 reclaims are used"
     )  # fmt: skip
     assert store.outbox.dispatch_events(job_id) == ["failed"]

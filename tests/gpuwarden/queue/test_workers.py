@@ -93,7 +93,7 @@ def test_registration_requeues_the_jobs_of_the_previous_incarnation(store: JobSt
     assert register(store, "i1b") == [job_id]
 
     back = store.job(job_id)
-    assert (back.state, back.claimed_by, back.because) == (State.QUEUED, None, "its worker was restarted")
+    assert (back.state, back.claimed_by, back.reason) == (State.QUEUED, None, "its worker was restarted")
     assert (back.reclaims, back.watchdog_retries, back.priority) == (1, 0, 10)
     assert worker_rows(store) == [("box1", "w1", "i1b", None, NOW)]
     assert register(store, "i1b") == []

@@ -22,7 +22,7 @@ def disowned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Threads in which a worker stopped itself over a lost job; only the thread ends."""
     threads: list[str] = []
 
-    def stop(_bound: object, _because: str, _exit_code: int) -> None:
+    def stop(_bound: object, _reason: str, _exit_code: int) -> None:
         threads.append(threading.current_thread().name)
         raise SystemExit
 
@@ -121,7 +121,7 @@ def settled_without_an_answer(
                 store.fencing.fence(
                     job_id, attempt=named["attempt"], incarnation=named["incarnation"], condition=Condition.STALL, now=1
                 )
-                store.fencing.fail(job_id, attempt=named["attempt"], because="stall", now=1)
+                store.fencing.fail(job_id, attempt=named["attempt"], reason="stall", now=1)
             raise NoAnswerError("connection lost")
         answers.append(ask(job_id, **named))
         return answers[-1]
@@ -221,7 +221,7 @@ def test_early_stop_releases_the_job(store: JobStore, reporter: Reporter, monkey
         run_worker(store, reporter, nothing_to_do, stop=stop)
 
     back = store.job(job_id)
-    assert (back.state, back.attempt, back.because) == (State.QUEUED, 1, "released by its worker")
+    assert (back.state, back.attempt, back.reason) == (State.QUEUED, 1, "released by its worker")
 
 
 def test_handler_that_turns_the_stop_into_an_error_is_not_failed(store: JobStore, reporter: Reporter) -> None:

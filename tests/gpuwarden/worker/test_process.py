@@ -69,7 +69,7 @@ def test_lease_is_renewed_while_the_job_runs(start: Callable[..., Any], store: J
 
 
 @pytest.mark.parametrize(
-    ("do", "body", "because"),
+    ("do", "body", "reason"),
     [
         pytest.param("raise", "bodies:load", "RuntimeError: out of memory \\udcff", id="raises"),
         pytest.param("exit", "bodies:load", "SystemExit: 3", id="calls sys.exit"),
@@ -77,14 +77,14 @@ def test_lease_is_renewed_while_the_job_runs(start: Callable[..., Any], store: J
     ],
 )
 def test_failing_handler_fails_the_job(
-    start: Callable[..., Any], store: JobStore, do: str, body: str, because: str
+    start: Callable[..., Any], store: JobStore, do: str, body: str, reason: str
 ) -> None:
     process = start(body=body)
 
     for _ in range(2):
         job_id = submit(store, do=do)
         eventually(reaches(store, job_id, State.FAILED), "the job has failed")
-        assert store.job(job_id).because == because
+        assert store.job(job_id).reason == reason
         assert store.outbox.dispatch_events(job_id) == ["failed"]
 
     assert process.poll() is None
@@ -163,7 +163,7 @@ def test_cancelled_job_ends_its_worker(start: Callable[..., Any], store: JobStor
     process = start()
     eventually(lambda: "job ready" in log.read_text(), "the job runs")
     store.claims.claim("cpu", host="box1", worker="w2", incarnation="i2", now=1)
-    store.claims.fail_by_worker(sibling, attempt=1, incarnation="i2", because="boom", now=1)
+    store.claims.fail_by_worker(sibling, attempt=1, incarnation="i2", reason="boom", now=1)
 
     store.sweeps.consume_events(now=2)
 
@@ -238,7 +238,7 @@ def test_retired_worker_ends_at_once(start: Callable[..., Any], store: JobStore,
 
 
 def test_quarantined_worker_logs_it(start: Callable[..., Any], store: JobStore, tmp_path: Path, log: Path) -> None:
-    store.gpu_quarantine.quarantine(["GPU-a"], host="box1", worker=None, because="D state", now=1)
+    store.gpu_quarantine.quarantine(["GPU-a"], host="box1", worker=None, reason="D state", now=1)
     job_id = submit(store, out=str(tmp_path / "out"))
     start("--gpus", "GPU-b,GPU-a")
     eventually(lambda: "in quarantine: it claims nothing" in log.read_text(), "it says why", log=log.read_text)

@@ -159,8 +159,8 @@ def test_failed_item_is_retried_and_fails_its_job_at_the_end(tasks: Any, work: S
     work("--jobs-max", "1")
 
     eventually(lambda: store.job(ids["render"]).state is State.FAILED, within_s=30)
-    assert store.job(ids["render"]).because == "ItemsFailedError: 1 of the run's 3 items have failed"
-    assert [(item.item, item.state, item.because) for item in store.items.of_run("r1")] == [
+    assert store.job(ids["render"]).reason == "ItemsFailedError: 1 of the run's 3 items have failed"
+    assert [(item.item, item.state, item.reason) for item in store.items.of_run("r1")] == [
         ("good", "done", None),
         ("bad", "failed", "RuntimeError: no such texture"),
         ("fine", "done", None),
@@ -168,11 +168,11 @@ def test_failed_item_is_retried_and_fails_its_job_at_the_end(tasks: Any, work: S
 
 
 @pytest.mark.parametrize(
-    ("result", "because"),
+    ("result", "reason"),
     [("object()", "ResultError: a job's result is not JSON"), ("1 / 0", "ZeroDivisionError: ")],
 )
 def test_invalid_item_result_fails_only_its_item(
-    tasks: Any, work: Start, tmp_path: Path, result: str, because: str
+    tasks: Any, work: Start, tmp_path: Path, result: str, reason: str
 ) -> None:
     (tmp_path / "tasks.py").write_text(TASKS.replace('{"frame": item.name}', f'{result} if item.name == "bad" else 1'))
     store: JobStore = tasks.queue.store
@@ -183,7 +183,7 @@ def test_invalid_item_result_fails_only_its_item(
     eventually(lambda: store.job(ids["render"]).state is State.FAILED, within_s=30)
     bad, good = store.items.of_run("r1")
     assert (bad.state, good.state) == ("failed", "done")
-    assert str(bad.because).startswith(because)
+    assert str(bad.reason).startswith(reason)
 
 
 def test_model_stays_loaded_for_consecutive_jobs(tasks: Any, work: Start, tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_job_with_an_unknown_function_fails_and_names_the_known_ones(tasks: Any,
     work("--jobs-max", "1")
 
     eventually(lambda: store.job(job_id).state is State.FAILED, within_s=30)
-    assert "names the unknown function 'dance': this queue has fail, hang, paint" in (store.job(job_id).because or "")
+    assert "names the unknown function 'dance': this queue has fail, hang, paint" in (store.job(job_id).reason or "")
 
 
 @pytest.mark.parametrize(

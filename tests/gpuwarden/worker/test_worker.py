@@ -168,7 +168,7 @@ def test_worker_registers_its_gpus_before_it_claims(store: JobStore, reporter: R
     blocked: list[object] = []
 
     def body(_job: Job, _report: Reporter) -> Callable[[], None]:
-        store.gpu_quarantine.quarantine(["GPU-a"], host="box1", worker=None, because="D state", now=1)
+        store.gpu_quarantine.quarantine(["GPU-a"], host="box1", worker=None, reason="D state", now=1)
         blocked.append(store.gpu_quarantine.quarantine_of(host="box1", worker="w1"))
         return lambda: None
 
@@ -223,4 +223,4 @@ def test_failure_with_invalid_characters_is_stored_readably(store: JobStore, rep
 
     run_worker(store, reporter, body)
 
-    assert store.job(job_id).because == "RuntimeError: a\\x00b\\udcff"
+    assert store.job(job_id).reason == "RuntimeError: a\\x00b\\udcff"

@@ -57,7 +57,7 @@ def engine_subject(
 ) -> Iterator[Subject]:
     with engine(folder) as found:
         if isinstance(found, NoEngine):
-            pytest.skip(found.because)
+            pytest.skip(found.reason)
         client = docker.DockerClient(base_url=found.base_url)
         container = client.containers.create(
             worker_image(client, extra={}), ["python3", "-c", DEAF], network_mode="none", labels={LABEL: "true"}
@@ -84,7 +84,7 @@ def podman_subject(folder: Path) -> Iterator[Subject]:
 def systemd_subject(folder: Path) -> Iterator[Subject]:
     with private_systemd(folder) as found:
         if isinstance(found, NoSystemd):
-            pytest.skip(found.because)
+            pytest.skip(found.reason)
         program = folder / "deaf.py"
         program.write_text(DEAF)
         start = f"ExecStart={sys.executable} {program}"

@@ -31,7 +31,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """The Docker engine of this host, or a private one; and a private Podman."""
     with request.param(tmp_path_factory.mktemp("engine")) as found:
         if isinstance(found, NoEngine):
-            pytest.skip(found.because)
+            pytest.skip(found.reason)
         yield found
 
 

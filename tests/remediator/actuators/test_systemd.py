@@ -24,7 +24,7 @@ FAMILY = f"{UNIT}KillMode=process\nExecStart=/bin/sh -c 'sleep 601 & exec sleep 
 def systemd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Systemd]:
     with private_systemd(tmp_path_factory.mktemp("systemd")) as found:
         if isinstance(found, NoSystemd):
-            pytest.skip(found.because)
+            pytest.skip(found.reason)
         yield found
 
 

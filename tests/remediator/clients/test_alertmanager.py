@@ -119,8 +119,8 @@ def test_silence_holds_until_its_end_and_is_named(ledger: Ledger, store: JobStor
         turn(works, ledger)
         assert journal(ledger)[-1] == "decided wait: silenced"
         assert journal(ledger).count("decided wait: silenced") == 1
-        because = history(ledger).entries[-1].message
-        assert because.startswith(
+        reason = history(ledger).entries[-1].message
+        assert reason.startswith(
             f"silenced in Alertmanager: {made} by ann: a new driver\nat ten; continues when the silence ends"
         )
         assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
@@ -128,7 +128,7 @@ def test_silence_holds_until_its_end_and_is_named(ledger: Ledger, store: JobStor
 
         expire(real, made)
         to_the_end(works, ledger)
-        assert (history(ledger).outcome, world.boxes["w1"].calls) == ("mended", ["stop", "start"])
+        assert (history(ledger).outcome, world.boxes["w1"].calls) == ("fixed", ["stop", "start"])
 
 
 @pytest.mark.needs_parts
@@ -140,7 +140,7 @@ def test_silenced_run_needs_no_approval_until_the_silence_ends(ledger: Ledger, s
     made = silence(real, run="r1", comment="a known driver")
     with silences_of(real) as asks:
         works = with_silences(ledger, store, World(), asks)
-        ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because="", remedy="wrangle"))
+        ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", reason="", remedy="wrangle"))
 
         works.process_episode(*ledger.episodes.list_open(HOST))
         assert journal(ledger)[-1] == "decided wait: silenced"
@@ -149,7 +149,7 @@ def test_silenced_run_needs_no_approval_until_the_silence_ends(ledger: Ledger, s
         expire(real, made)
         works.process_episode(*ledger.episodes.list_open(HOST))
         assert journal(ledger)[-1] == "decided wait: approval"
-        ledger.orders.answer(1, Act.APPROVE, who="ann", because="", now=time.time())
+        ledger.orders.answer(1, Act.APPROVE, who="ann", reason="", now=time.time())
         works.process_episode(*ledger.episodes.list_open(HOST))
         assert journal(ledger)[-1] == "did lock"
 
@@ -179,7 +179,7 @@ def test_silence_must_cover_every_alert_of_the_episode(ledger: Ledger, store: Jo
 
         to_the_end(with_silences(ledger, store, world, asks), ledger)
 
-    assert history(ledger).outcome == "mended"
+    assert history(ledger).outcome == "fixed"
 
 
 @pytest.mark.needs_parts
@@ -199,7 +199,7 @@ def test_silenced_action_needs_no_approval(ledger: Ledger, store: JobStore, real
     made = silence(real, worker="w5")
     with silences_of(real) as asks:
         works = with_silences(ledger, store, world, asks)
-        ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because=""))
+        ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", reason=""))
         turn(works, ledger)
         assert journal(ledger)[-1] == "decided wait: silenced"
 
@@ -223,8 +223,8 @@ def test_unreachable_alertmanager_is_logged_and_does_not_hold(ledger: Ledger, st
     with capture_logs() as logged, silences_of(CLOSED_PORT) as asks:
         to_the_end(with_silences(ledger, store, world, asks), ledger)
 
-    assert history(ledger).outcome == "mended"
-    (why, *_) = [each["because"] for each in logged if each["event"].startswith("silences unknown")]
+    assert history(ledger).outcome == "fixed"
+    (why, *_) = [each["reason"] for each in logged if each["event"].startswith("silences unknown")]
     assert why.startswith("http://127.0.0.1:9 failed: ")
 
 
@@ -239,7 +239,7 @@ def test_unknown_silences_hold_if_the_setting_says_so(ledger: Ledger, store: Job
     with serving_http(lambda: (200, b"[]")) as server, silences_of(server.url) as asks:
         to_the_end(with_silences(ledger, store, world, asks, unknown_holds=True), ledger)
 
-    assert history(ledger).outcome == "mended"
+    assert history(ledger).outcome == "fixed"
 
 
 @pytest.mark.needs_parts

@@ -156,7 +156,7 @@ def test_curves_are_ordered_by_metric_and_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "because"),
+    ("found", "reason"),
     [
         pytest.param(b"<html>", "invalid answer: it: Invalid JSON", id="not JSON"),
         pytest.param(answer(({}, [[1000, "many"]])), "values", id="not a number"),
@@ -166,6 +166,6 @@ def test_curves_are_ordered_by_metric_and_gpu() -> None:
         pytest.param(answer(warnings=["store 2 did not answer"]), "store 2 did not answer", id="partial answer"),
     ],
 )
-def test_invalid_or_partial_answer_is_an_error(found: bytes, because: str) -> None:
-    with pytest.raises(CurvesError, match=because):
+def test_invalid_or_partial_answer_is_an_error(found: bytes, reason: str) -> None:
+    with pytest.raises(CurvesError, match=reason):
         read(found, OVER, source="http://a")

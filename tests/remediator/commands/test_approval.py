@@ -72,7 +72,7 @@ def test_confirmed_stall_waits_for_approval_and_is_fixed_then(
     assert history(ledger).entries[-1].message.endswith(": I looked at it")
     to_the_end(executor(ledger, store, world), ledger)
     assert (world.boxes["w1"].calls, store.job(1).watchdog_retries) == (["stop", "start"], 1)
-    assert history(ledger).outcome == "mended"
+    assert history(ledger).outcome == "fixed"
 
 
 def test_running_executor_acts_after_an_approval(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
@@ -86,7 +86,7 @@ def test_running_executor_acts_after_an_approval(ledger: Ledger, store: JobStore
         )
         assert world.boxes["w1"].calls == []
         assert cli("approve", "1") == 0
-        eventually(lambda: history(ledger).outcome == "mended", "it is fixed")
+        eventually(lambda: history(ledger).outcome == "fixed", "it is fixed")
 
     assert journal(ledger).count("decided wait: approval") == 1
     assert any(each["event"].startswith("armed with approval") for each in logged)
@@ -105,17 +105,17 @@ def test_decline_holds_until_an_approval(ledger: Ledger, store: JobStore, cli: C
     assert world.boxes["w1"].calls == []
     assert cli("approve", "1") == 0
     to_the_end(executor(ledger, store, world), ledger)
-    assert history(ledger).outcome == "mended"
+    assert history(ledger).outcome == "fixed"
 
 
 def test_approval_is_for_one_incarnation(ledger: Ledger) -> None:
-    ledger.orders.give(Order(act=Act.ASK, at=NOW, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ASK, at=NOW, who="ann", reason=""))
     accept(ledger, alert())
     (episode,) = ledger.episodes.list_open()
     first = ledger.intents.begin(episode, BEGIN, safety_limits=BOUNDLESS, now=NOW)
     assert isinstance(first, Wait)
     ledger.journal.wait(1, first, now=NOW)
-    ledger.orders.answer(1, Act.APPROVE, who="ann", because="", until=NOW + 60, now=NOW)
+    ledger.orders.answer(1, Act.APPROVE, who="ann", reason="", until=NOW + 60, now=NOW)
 
     another = ledger.intents.begin(episode, replace(BEGIN, free_key="reborn"), safety_limits=BOUNDLESS, now=NOW + 1)
 
@@ -126,11 +126,11 @@ def test_approval_is_for_one_incarnation(ledger: Ledger) -> None:
 
 
 def test_approval_is_for_one_episode(ledger: Ledger) -> None:
-    ledger.orders.give(Order(act=Act.ASK, at=NOW, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ASK, at=NOW, who="ann", reason=""))
     accept(ledger, alert("a"), alert("b", worker="w2"))
     first, second = ledger.episodes.list_open()
     ledger.journal.wait(first.episode_id, Wait(reason=Reason.APPROVAL, message="asks", asks=BEGIN.free_key), now=NOW)
-    ledger.orders.answer(first.episode_id, Act.APPROVE, who="ann", because="", until=NOW + 60, now=NOW)
+    ledger.orders.answer(first.episode_id, Act.APPROVE, who="ann", reason="", until=NOW + 60, now=NOW)
 
     found = ledger.intents.begin(second, BEGIN, safety_limits=BOUNDLESS, now=NOW)
 
@@ -144,28 +144,28 @@ def test_planned_restart_needs_approval_if_ordered_later(ledger: Ledger, store: 
     works = executor(ledger, store, world)
     episode = take_up(ledger)
     works.processor.performer.perform(episode, decide(works.processor.facts.of_container(episode)))
-    ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", reason=""))
 
     turn(works, ledger)
     assert journal(ledger)[-1] == "decided wait: approval"
     assert store.job(1).state is State.RUNNING
 
-    ledger.orders.answer(1, Act.APPROVE, who="ann", because="", now=time.time())
+    ledger.orders.answer(1, Act.APPROVE, who="ann", reason="", now=time.time())
     to_the_end(works, ledger)
-    assert history(ledger).outcome == "mended"
+    assert history(ledger).outcome == "fixed"
 
 
 def test_begun_restart_is_finished_if_approval_is_ordered_later(ledger: Ledger, store: JobStore) -> None:
     world = stalled_job(ledger, store)
 
     def before_stop(_: Box) -> None:
-        ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because=""))
+        ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", reason=""))
 
     world.before_stop = before_stop
 
     to_the_end(executor(ledger, store, world), ledger)
 
-    assert (history(ledger).outcome, store.job(1).watchdog_retries) == ("mended", 1)
+    assert (history(ledger).outcome, store.job(1).watchdog_retries) == ("fixed", 1)
 
 
 @pytest.mark.parametrize("command", ["approve", "decline"])
@@ -189,7 +189,7 @@ def test_answer_is_refused_for_an_episode_that_does_not_ask(
     to_the_end(works, ledger)
     capsys.readouterr()
 
-    assert missing(said("1"), "episode 1 ", "closed", "mended") == []
+    assert missing(said("1"), "episode 1 ", "closed", "fixed") == []
     assert [each.act for each in ledger.orders.given_since(since=0.0)][-1] is Act.APPROVE
 
 

@@ -35,7 +35,7 @@ def test_line_has_the_whole_episode(ledger: Ledger, ledger_url: str, capsys: pyt
 
     first, second = exported_episodes(ledger_url, capsys)
 
-    assert (first["worker"], first["outcome"], first["closed_at"]) == ("w1", "mended", NOW)
+    assert (first["worker"], first["outcome"], first["closed_at"]) == ("w1", "fixed", NOW)
     assert first["alerts"] == [
         {
             "received_at": NOW, "host": HOST, "fingerprint": "f1", "firing": True, "labels": dict(alert().labels),
@@ -50,7 +50,7 @@ def test_line_has_the_whole_episode(ledger: Ledger, ledger_url: str, capsys: pyt
         ("saw", "alert", "firing"),
         ("ordered", "arm", None),
     ]
-    assert (first["journal"][-1]["step"], first["journal"][-1]["state"]) == ("close", "mended")
+    assert (first["journal"][-1]["step"], first["journal"][-1]["state"]) == ("close", "fixed")
     assert "captures" not in first
     assert (second["worker"], second["outcome"], second["closed_at"]) == ("w2", None, None)
 

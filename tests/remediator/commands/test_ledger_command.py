@@ -81,7 +81,7 @@ def test_json_is_one_object_per_line(ledger: Ledger, ledger_url: str, capsys: py
     (listed,) = [json.loads(line) for line in said(capsys, "--ledger", ledger_url, "list", "--json")]
     (shown,) = [json.loads(line) for line in said(capsys, "--ledger", ledger_url, "show", "1", "--json")]
 
-    assert (listed["episode_id"], listed["outcome"], listed["opened_at"], listed["entries"]) == (1, "mended", NOW, [])
+    assert (listed["episode_id"], listed["outcome"], listed["opened_at"], listed["entries"]) == (1, "fixed", NOW, [])
     assert shown["entries"][1] == {
         "at": NOW + 3.25,
         "act": "did",

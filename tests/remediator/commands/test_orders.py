@@ -87,7 +87,7 @@ def test_arm_lists_waiting_episodes_and_asks_on_a_terminal(
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
     assert cli("arm", "--reason", "we read the ledger") == 0
     (order,) = ledger.orders.current().given
-    assert (order.act, order.because) == (Act.ARM, "we read the ledger")
+    assert (order.act, order.reason) == (Act.ARM, "we read the ledger")
     assert order.who.startswith("ann@")
 
 
@@ -188,7 +188,7 @@ def test_arm_and_disarm_are_logged_by_the_executor(ledger: Ledger, store: JobSto
         eventually(lambda: logged[-1]["event"].startswith("dry run"), "the disarm is logged")
 
     acts = next(each for each in logged if each["event"] == "armed: acts")
-    assert (acts["remedy"], acts["because"]) == (REMEDY, "go")
+    assert (acts["remedy"], acts["reason"]) == (REMEDY, "go")
     assert acts["by"].startswith("ann@")
 
 
@@ -218,7 +218,7 @@ def test_pause_lists_begun_restarts_which_are_finished(
 
     to_the_end(executor(ledger, store, world), ledger)
 
-    assert outcome_of(ledger) == "mended"
+    assert outcome_of(ledger) == "fixed"
     assert missing(capsys.readouterr().out, "episode 1 of w1 on box1", "will finish") == []
 
 
@@ -293,7 +293,7 @@ def test_recent_restarts_are_listed_without_planned_ones(ledger: Ledger, store: 
 
 
 def test_concurrent_begins_are_counted_one_after_another(ledger: Ledger, ledger_url: str) -> None:
-    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", reason=""))
     workers = [f"w{number}" for number in range(8)]
     accept(ledger, *(alert(worker, worker=worker) for worker in workers))
     steps = {
@@ -347,7 +347,7 @@ def begun(ledger: Ledger, worker: str, *, life: int, now: float) -> None:
 
 
 def test_restart_before_a_clock_step_back_does_not_hide_a_later_one(ledger: Ledger) -> None:
-    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", reason=""))
     begun(ledger, "w1", life=1, now=NOW + 3600)
     _, before = ledger.orders.with_activity(wish(handle="w1"), SafetyLimits(), now=NOW)
     begun(ledger, "w1", life=2, now=NOW)
@@ -358,8 +358,8 @@ def test_restart_before_a_clock_step_back_does_not_hide_a_later_one(ledger: Ledg
 
 
 def test_breaker_reset_before_a_clock_step_back_hides_no_later_restarts(ledger: Ledger) -> None:
-    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
-    ledger.orders.give(Order(act=Act.RELEASE, at=NOW + 3600, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", reason=""))
+    ledger.orders.give(Order(act=Act.RELEASE, at=NOW + 3600, who="ann", reason=""))
     for worker in ("w1", "w2"):
         begun(ledger, worker, life=1, now=NOW)
 
@@ -369,7 +369,7 @@ def test_breaker_reset_before_a_clock_step_back_hides_no_later_restarts(ledger: 
 
 
 def test_restarts_before_a_clock_step_back_count_no_longer_than_others(ledger: Ledger) -> None:
-    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", reason=""))
     begun(ledger, "w1", life=1, now=NOW + 86400)
     begun(ledger, "w2", life=1, now=NOW + 60)
 
@@ -380,7 +380,7 @@ def test_restarts_before_a_clock_step_back_count_no_longer_than_others(ledger: L
 
 
 def test_restarts_of_one_container_open_the_breaker_and_count_from_its_reset(ledger: Ledger) -> None:
-    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", reason=""))
     safety_limits = SafetyLimits(cooldown_s=0.0, breaker_restarts=2)
 
     def begin(life: int, *, now: float) -> Reason | None:
@@ -392,7 +392,7 @@ def test_restarts_of_one_container_open_the_breaker_and_count_from_its_reset(led
         return found.reason if isinstance(found, Wait) else None
 
     def breaker_orders() -> list[str]:
-        return [each.because for each in ledger.orders.given_since(since=0.0) if each.act is Act.BREAKER]
+        return [each.reason for each in ledger.orders.given_since(since=0.0) if each.act is Act.BREAKER]
 
     assert [begin(life, now=NOW + life * 600) for life in (1, 2)] == [None, None]
     assert begin(3, now=NOW + 1800) is Reason.CIRCUIT_BREAKER
@@ -400,10 +400,10 @@ def test_restarts_of_one_container_open_the_breaker_and_count_from_its_reset(led
     assert begin(4, now=NOW + 9000) is Reason.CIRCUIT_BREAKER, "it stays open"
     assert len(breaker_orders()) == 1
 
-    ledger.orders.give(Order(act=Act.RELEASE, at=NOW + 1801, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.RELEASE, at=NOW + 1801, who="ann", reason=""))
     assert [begin(life, now=NOW + 1802) for life in (5, 6)] == [None, None]
     assert (begin(7, now=NOW + 1803), len(breaker_orders())) == (Reason.CIRCUIT_BREAKER, 2)
-    ledger.orders.give(Order(act=Act.RELEASE, at=NOW + 1, who="ann", because="before the clock was set"))
+    ledger.orders.give(Order(act=Act.RELEASE, at=NOW + 1, who="ann", reason="before the clock was set"))
     assert [begin(life, now=NOW + 1802 + 3600) for life in (8, 9)] == [None, None], "the hour is over"
 
 

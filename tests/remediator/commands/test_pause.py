@@ -35,7 +35,7 @@ def test_pause_holds_a_stalled_job_until_its_end(ledger: Ledger, store: JobStore
     works = executor(ledger, store, world)
     now = time.time()
     ledger.orders.give(
-        Order(act=Act.PAUSE, at=now, who="ann", because="a new driver", host=HOST, since=now, until=now + 2.0)
+        Order(act=Act.PAUSE, at=now, who="ann", reason="a new driver", host=HOST, since=now, until=now + 2.0)
     )
 
     turn(works, ledger)
@@ -45,7 +45,7 @@ def test_pause_holds_a_stalled_job_until_its_end(ledger: Ledger, store: JobStore
 
     eventually(lambda: not left(ledger), "the pause has ended")
     to_the_end(works, ledger)
-    assert (history(ledger).outcome, world.boxes["w1"].calls) == ("mended", ["stop", "start"])
+    assert (history(ledger).outcome, world.boxes["w1"].calls) == ("fixed", ["stop", "start"])
 
 
 def test_planned_pause_holds_nothing_before_its_start(
@@ -62,7 +62,7 @@ def test_planned_pause_holds_nothing_before_its_start(
 
     to_the_end(executor(ledger, store, world), ledger)
 
-    assert history(ledger).outcome == "mended"
+    assert history(ledger).outcome == "fixed"
 
 
 def test_time_of_day_is_the_first_after_the_start(ledger: Ledger, cli: Callable[..., int]) -> None:
@@ -100,7 +100,7 @@ def test_pause_is_ended_by_its_number(
 
 def test_ended_pause_is_not_read(ledger: Ledger, cli: Callable[..., int]) -> None:
     now = time.time()
-    ledger.orders.give(Order(act=Act.PAUSE, at=now - 9, who="ann", because="", until=now - 1))
+    ledger.orders.give(Order(act=Act.PAUSE, at=now - 9, who="ann", reason="", until=now - 1))
     cli("pause", "--for", "1h")
 
     assert [each.order_id for each in ledger.orders.current().given] == [2]

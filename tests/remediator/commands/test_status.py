@@ -143,7 +143,7 @@ def test_healthy_pipeline_needs_no_operator(ask: Callable[..., Said], parts: Par
 
 
 def test_remedies_of_one_order_share_a_line(ledger: Ledger, ask: Callable[..., Said]) -> None:
-    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="ann", because="", host=HOST, remedy="restart_worker"))
+    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="ann", reason="", host=HOST, remedy="restart_worker"))
 
     modes = [line for line in ask()[1] if line.startswith(("ARMED", "dry run"))]
 
@@ -156,8 +156,8 @@ def test_remedies_of_one_order_share_a_line(ledger: Ledger, ask: Callable[..., S
 @pytest.mark.usefixtures("stopped_clock")
 def test_status_lists_armed_paused_and_held(ledger: Ledger, ask: Callable[..., Said]) -> None:
     now = time.time()
-    ledger.orders.give(Order(act=Act.ARM, at=now, who="ann", because=""))
-    ledger.orders.give(Order(act=Act.PAUSE, at=now, who="bob", because="a drill", until=now + 3600))
+    ledger.orders.give(Order(act=Act.ARM, at=now, who="ann", reason=""))
+    ledger.orders.give(Order(act=Act.PAUSE, at=now, who="bob", reason="a drill", until=now + 3600))
     accept(ledger, alert(worker="w\x1b1"))
     ledger.journal.wait(1, Wait(reason=Reason.PAUSED, message="paused: by bob"), now=now - 61)
 
@@ -173,7 +173,7 @@ def test_status_lists_armed_paused_and_held(ledger: Ledger, ask: Callable[..., S
 
 def test_status_lists_current_and_planned_pauses(ledger: Ledger, ask: Callable[..., Said]) -> None:
     now = time.time()
-    pause = Order(act=Act.PAUSE, at=now, who="bob", because="driver", host=HOST, until=now + 3600)
+    pause = Order(act=Act.PAUSE, at=now, who="bob", reason="driver", host=HOST, until=now + 3600)
     ledger.orders.give(pause)
     ledger.orders.give(replace(pause, host=None, since=now + 60))
 
@@ -273,7 +273,7 @@ def stale(ledger: Ledger) -> None:
 
 
 def breaker_open(ledger: Ledger) -> None:
-    ledger.orders.give(Order(act=Act.BREAKER, at=time.time(), who="e", because="4 at once"))
+    ledger.orders.give(Order(act=Act.BREAKER, at=time.time(), who="e", reason="4 at once"))
 
 
 def asked(ledger: Ledger) -> None:
@@ -361,7 +361,7 @@ def test_silent_host_with_an_open_episode_is_listed(ledger: Ledger, ask: Callabl
 
 
 def test_quarantined_gpu_needs_an_operator(store: JobStore, queue_url: str, ask: Callable[..., Said]) -> None:
-    store.gpu_quarantine.quarantine(["GPU-0"], host=HOST, worker="w1", because="it cannot be stopped", now=store.now())
+    store.gpu_quarantine.quarantine(["GPU-0"], host=HOST, worker="w1", reason="it cannot be stopped", now=store.now())
     assert ask()[0] == 0, "without a queue"
 
     code, lines = ask("--queue-db", queue_url)

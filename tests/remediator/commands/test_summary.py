@@ -42,7 +42,7 @@ def test_summary_counts_actions_and_lists_dry_run_actions(ledger: Ledger) -> Non
 
     assert (found.episodes, found.outcomes, found.did, found.failed, found.waiting) == (
         3,
-        {"mended": 1},
+        {"fixed": 1},
         {"stop": 1, "start": 1},
         {"start": 1},
         {"dry_run": 1, "cooldown": 1},

@@ -61,7 +61,7 @@ def end(store: JobStore, job: Job, *, failed: int = 0, done: int = 0) -> None:
         item = store.items.take(job.job_id, **its)
         assert item is not None
         if n < failed:
-            assert store.items.fail(job.job_id, **its, item=item.item, because="boom")
+            assert store.items.fail(job.job_id, **its, item=item.item, reason="boom")
         else:
             assert store.items.finish(job.job_id, **its, item=item.item)
 
@@ -105,8 +105,8 @@ def test_apply_acts_in_the_name_of_the_operator(store: JobStore, cli: Cli) -> No
     (row,) = (each for each in store.admin.workers(now=NOW) if each.worker == "bad")
     assert row.locked_by is not None
     assert row.locked_by.startswith("ann@")
-    assert row.locked_because is not None
-    assert missing(row.locked_because, "run r1", "bad on box1", "failed 6") == []
+    assert row.locked_reason is not None
+    assert missing(row.locked_reason, "run r1", "bad on box1", "failed 6") == []
     code, out, err = cli("wrangle", "apply", "r1")
     assert (code, out) == (1, "")
     assert missing(err, "gpuwarden wrangle: ", "more than 5") == []
@@ -127,15 +127,15 @@ def test_run_is_moved_blocked_and_forgiven(store: JobStore, cli: Cli, monkeypatc
     assert (code, missing(out, "r1: blocked", "failed 6", "1 moves of at most 1", "submitter")) == (0, [])
     blocked = store.job(job.job_id)
     assert blocked.state is State.BLOCKED
-    assert blocked.because is not None
-    assert re.search(r"\(blocked by ann@[^ ,]+, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\)$", blocked.because)
+    assert blocked.reason is not None
+    assert re.search(r"\(blocked by ann@[^ ,]+, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\)$", blocked.reason)
     for refused in (cli("wrangle", "forgive", "r1"), cli("job", "unblock", str(job.job_id))):
         assert refused[0] == 1
         assert missing(refused[2], f"job {job.job_id} ", "stays blocked") == []
     now, taken = JobStore.now, HAND_OVER_S + 1
     monkeypatch.setattr(JobStore, "now", lambda its: now(its) + taken)
     assert missing(cli("wrangle", "forgive", "r1")[1], "r1: 1 jobs unblocked") == []
-    assert re.match(r"forgiven by ann@[^ ,]+, \d{4}-.* UTC$", store.job(job.job_id).because or "")
+    assert re.match(r"forgiven by ann@[^ ,]+, \d{4}-.* UTC$", store.job(job.job_id).reason or "")
     assert re.search(r"\n  forgiven \d{4}-.* by ann@", cli("runs", "show", "r1")[1])
     assert claim(store, "w1").job_id == job.job_id
 

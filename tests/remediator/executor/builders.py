@@ -64,7 +64,7 @@ def arm(ledger: Ledger, *, host: str = HOST, armed: bool = True) -> None:
     """Arm or disarm a host that is not so already."""
     if ledger.orders.current().armed(host=host, remedy="restart_worker") is not armed:
         act = Act.ARM if armed else Act.DISARM
-        ledger.orders.give(Order(act=act, at=time.time(), who="test", because="a test", host=host))
+        ledger.orders.give(Order(act=act, at=time.time(), who="test", reason="a test", host=host))
 
 
 def turn(works: Executor, ledger: Ledger) -> None:
@@ -190,7 +190,7 @@ def assert_fixed_once(ledger: Ledger, store: JobStore, world: World, *, failed: 
     assert box.stops == 1, lines
     assert box.starts == 1, lines
     assert box.running, lines
-    assert history(ledger).outcome == "mended", lines
+    assert history(ledger).outcome == "fixed", lines
     assert lines.count("did requeue") + lines.count("did fail") + lines.count("saw settle: done") == 1, lines
     if failed:
         assert (job.state, job.attempt, job.watchdog_retries) == (State.FAILED, 1, 0), lines

@@ -49,7 +49,7 @@ JOURNAL = [
     "decided start",
     "did start",
     "saw free: done",
-    "decided close: mended",
+    "decided close: fixed",
 ]
 
 

@@ -50,7 +50,7 @@ def test_executor_exits_on_newer_tables_and_waits_on_older_ones(ledger: Ledger, 
         time.sleep(0.5)
         assert (ledger.reports.totals(HOST).executor, world.boxes["w1"].calls) == (before, [])
         sql(ledger, revision.format(ours))
-        eventually(lambda: [each.outcome for each in ledger.reports.newest()] == ["mended"], "it continues")
+        eventually(lambda: [each.outcome for each in ledger.reports.newest()] == ["fixed"], "it continues")
 
     assert world.boxes["w1"].calls == ["stop", "start"]
 
@@ -61,7 +61,7 @@ def test_alert_is_processed_at_once(ledger: Ledger, store: JobStore) -> None:
     with looping(executor(ledger, store, world, settings=replace(PACE, interval_s=60.0))):
         eventually(lambda: ledger.reports.totals(HOST).executor, "the first heartbeat")
         ledger.inbox.accept([alert(job_id=str(job_id))], [], now=time.time())
-        eventually(lambda: outcome_of(ledger) == "mended", "it is fixed", within_s=30)
+        eventually(lambda: outcome_of(ledger) == "fixed", "it is fixed", within_s=30)
 
 
 def test_idle_executor_iterates_only_once_per_interval(
@@ -95,7 +95,7 @@ def test_waiting_episode_is_processed_again_on_a_timer(ledger: Ledger, store: Jo
             lambda: "decided wait: unconfirmed" in (journal(ledger) if ledger.reports.newest() else []), "it waits"
         )
         world.boxes["w1"].hung = True
-        eventually(lambda: outcome_of(ledger) == "mended", "it is fixed without another alert")
+        eventually(lambda: outcome_of(ledger) == "fixed", "it is fixed without another alert")
 
 
 def test_slow_stop_delays_only_its_own_episode(ledger: Ledger, store: JobStore) -> None:
@@ -114,11 +114,11 @@ def test_slow_stop_delays_only_its_own_episode(ledger: Ledger, store: JobStore) 
         eventually(stopping.is_set, "the slow stop has begun")
         ledger.inbox.accept([alert("b", worker="w2", job_id=str(quick))], [], now=time.time())
         eventually(
-            lambda: len(ledger.reports.newest()) == 2 and history(ledger, 2).outcome == "mended", "the other is fixed"
+            lambda: len(ledger.reports.newest()) == 2 and history(ledger, 2).outcome == "fixed", "the other is fixed"
         )
         assert history(ledger, 1).outcome is None
         go_on.set()
-        eventually(lambda: history(ledger, 1).outcome == "mended", "the slow one is fixed too")
+        eventually(lambda: history(ledger, 1).outcome == "fixed", "the slow one is fixed too")
 
     assert world.boxes["w1"].calls == ["stop", "start"]
 
@@ -128,7 +128,7 @@ def test_episode_of_another_host_is_ignored(ledger: Ledger, store: JobStore) -> 
     ledger.inbox.accept([alert("b", host="box2")], [], now=time.time())
 
     with looping(executor(ledger, store, world)):
-        eventually(lambda: outcome_of(ledger) == "mended", "its own episode is fixed")
+        eventually(lambda: outcome_of(ledger) == "fixed", "its own episode is fixed")
 
     assert len(ledger.reports.newest()) == 1
     assert ledger.inbox.take_new("box2", now=time.time()) == 1, "the executor of box2 takes it"
@@ -154,7 +154,7 @@ def test_exception_affects_only_its_own_episode(
         return found[2] if found else 0
 
     with looping(executor(ledger, store, healthy)):
-        eventually(lambda: outcome_of(ledger) == "mended", "the other one is fixed")
+        eventually(lambda: outcome_of(ledger) == "fixed", "the other one is fixed")
         eventually(lambda: errors() >= 2, "each exception is counted")
 
 
@@ -170,7 +170,7 @@ def test_exception_in_the_loop_is_counted_and_the_loop_continues(ledger: Ledger,
 
     works.reconcile = defective  # type: ignore[method-assign]
     with looping(works):
-        eventually(lambda: outcome_of(ledger) == "mended", "it is fixed")
+        eventually(lambda: outcome_of(ledger) == "fixed", "it is fixed")
 
     found = ledger.reports.totals(HOST).executor
     assert found is not None
@@ -203,6 +203,6 @@ def test_executor_waits_while_the_ledger_is_locked(
             eventually(refused.is_set, "the ledger refused")
             assert world.boxes["w1"].calls == []
             other.execute("ROLLBACK")
-            eventually(lambda: outcome_of(ledger) == "mended", "it is fixed once the ledger answers")
+            eventually(lambda: outcome_of(ledger) == "fixed", "it is fixed once the ledger answers")
     watched.close()
     ledger.close()

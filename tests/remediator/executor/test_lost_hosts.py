@@ -134,7 +134,7 @@ def test_job_of_a_silent_host_is_held_and_resumes(ledger: Ledger, other: Ledger,
         assert store.job(job_id).state is State.HOST_LOST
 
         hear(store, job_id)
-        eventually(lambda: history(ledger).outcome == "mended", "it is over")
+        eventually(lambda: history(ledger).outcome == "fixed", "it is over")
 
     assert (store.job(job_id).state, store.job(job_id).attempt) == (State.RUNNING, 1)
     assert lines(ledger, "lose") == ["box2 decided", "box2 did"]
@@ -202,27 +202,27 @@ def test_both_hosts_must_be_armed_to_hold_a_job(disarmed: str, ledger: Ledger, o
 @pytest.mark.parametrize("paused", [HOST, "box2"])
 def test_pause_of_either_host_delays_the_hold(paused: str, ledger: Ledger, other: Ledger, store: JobStore) -> None:
     job_id = silent_job(store)
-    ledger.orders.give(Order(act=Act.PAUSE, at=ledger.now(), who="test", because="a test", host=paused))
+    ledger.orders.give(Order(act=Act.PAUSE, at=ledger.now(), who="test", reason="a test", host=paused))
     works = observer(other, store)
 
     with observed(works):
         assert store.job(job_id).state is State.RUNNING
         assert journal(ledger)[-1] == "decided wait: paused"
 
-        ledger.orders.give(Order(act=Act.RESUME, at=ledger.now(), who="test", because="a test", host=paused))
+        ledger.orders.give(Order(act=Act.RESUME, at=ledger.now(), who="test", reason="a test", host=paused))
         eventually(lambda: store.job(job_id).state is State.HOST_LOST, "resumed, it is held")
 
 
 def test_hold_needs_approval_if_armed_so(ledger: Ledger, other: Ledger, store: JobStore) -> None:
     job_id = silent_job(store)
     works = observer(other, store)
-    ledger.orders.give(Order(act=Act.ASK, at=ledger.now(), who="test", because="a test", host=HOST))
+    ledger.orders.give(Order(act=Act.ASK, at=ledger.now(), who="test", reason="a test", host=HOST))
 
     with observed(works):
         assert store.job(job_id).state is State.RUNNING
         assert journal(ledger)[-1] == "decided wait: approval"
 
-        ledger.orders.answer(1, Act.APPROVE, who="test", because="a test", now=ledger.now(), until=ledger.now() + 60)
+        ledger.orders.answer(1, Act.APPROVE, who="test", reason="a test", now=ledger.now(), until=ledger.now() + 60)
         eventually(lambda: store.job(job_id).state is State.HOST_LOST, "approved, it is held")
 
 
@@ -330,7 +330,7 @@ def test_host_that_returns_without_its_workers_keeps_its_jobs_for_a_lease(
         eventually(lambda: store.job(job_id).state is State.HOST_LOST, "it is held")
         other.inbox.accept([host_alert(firing=False)], [], now=time.time())
         with beating(ledger):
-            eventually(lambda: history(ledger).outcome == "mended", "it is over")
+            eventually(lambda: history(ledger).outcome == "fixed", "it is over")
 
     assert (store.job(job_id).state, store.job(job_id).attempt) == (State.RUNNING, 1)
     assert store.job(job_id).lease_expires_at is not None

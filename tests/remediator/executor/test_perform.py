@@ -86,11 +86,11 @@ def test_container_that_ends_at_its_start_is_not_started_again(ledger: Ledger, s
     turn(works, ledger)
 
     assert world.boxes["w1"].calls == ["stop", "start"]
-    assert history(ledger).outcome == "partly_mended"
-    assert journal(ledger)[-2:] == ["saw free: abandoned", "decided close: partly_mended"]
+    assert history(ledger).outcome == "partly_fixed"
+    assert journal(ledger)[-2:] == ["saw free: abandoned", "decided close: partly_fixed"]
 
 
-@pytest.mark.parametrize(("lasts", "outcome"), [(False, "partly_mended"), (True, "mended")])
+@pytest.mark.parametrize(("lasts", "outcome"), [(False, "partly_fixed"), (True, "fixed")])
 def test_start_counts_only_after_a_later_look(ledger: Ledger, store: JobStore, *, lasts: bool, outcome: str) -> None:
     world = stalled_job(ledger, store)
     seen_s = 0.5
@@ -127,7 +127,7 @@ def test_incarnation_that_ends_before_the_stop_is_not_stopped(ledger: Ledger, st
 
     assert box.calls == []
     assert "decided stop" not in journal(ledger)
-    assert history(ledger).outcome == "mended"
+    assert history(ledger).outcome == "fixed"
     assert store.job(1).watchdog_retries == 1
 
 
@@ -172,7 +172,7 @@ def test_failure_to_retire_a_worker_is_ignored(ledger: Ledger, store: JobStore) 
 
     to_the_end(executor(ledger, Sulking(store), world), ledger)
 
-    assert history(ledger).outcome == "mended"
+    assert history(ledger).outcome == "fixed"
 
 
 def test_same_decision_twice_starts_the_container_once(ledger: Ledger, store: JobStore) -> None:

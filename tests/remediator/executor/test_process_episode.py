@@ -60,7 +60,7 @@ def test_stalled_job_is_fixed_and_every_step_recorded(ledger: Ledger, store: Job
         "decided start",
         "did start",
         "saw free: done",
-        "decided close: mended",
+        "decided close: fixed",
     ]
     assert world.boxes["w1"].calls == ["stop", "start"]
     job = store.job(1)
@@ -110,7 +110,7 @@ def test_container_without_a_job_is_restarted(ledger: Ledger, store: JobStore, m
 
     to_the_end(executor(ledger, store, world), ledger)
 
-    assert history(ledger).outcome == "mended"
+    assert history(ledger).outcome == "fixed"
     assert world.boxes["w1"].calls == ["stop", "start"]
 
 
@@ -122,7 +122,7 @@ def test_dry_run_records_once_and_arming_acts(ledger: Ledger, store: JobStore) -
     before = store.job(1)
 
     assert journal(ledger) == ["saw alert: firing", "would act", "decided wait: dry_run"]
-    assert (before.state, before.attempt, before.because) == (State.RUNNING, 1, None)
+    assert (before.state, before.attempt, before.reason) == (State.RUNNING, 1, None)
     assert world.boxes["w1"].calls == []
 
     to_the_end(executor(ledger, store, world), ledger)
@@ -141,7 +141,7 @@ def test_disarm_holds_a_begun_restart_and_arm_resumes_it(ledger: Ledger, store: 
     assert world.boxes["w1"].calls == []
 
     to_the_end(executor(ledger, store, world), ledger)
-    assert history(ledger).outcome == "mended"
+    assert history(ledger).outcome == "fixed"
 
 
 def test_unconfirmed_episode_records_each_reason_once(ledger: Ledger, store: JobStore) -> None:
@@ -220,7 +220,7 @@ def test_failed_stop_is_recorded_and_retried_in_the_next_iteration(ledger: Ledge
 
     world.boxes["w1"].unkillable = False
     to_the_end(works, ledger)
-    assert history(ledger).outcome == "mended"
+    assert history(ledger).outcome == "fixed"
     assert world.boxes["w1"].calls == ["stop", "stop", "start"]
 
 
@@ -234,7 +234,7 @@ def test_gpu_of_an_unkillable_worker_is_quarantined(ledger: Ledger, store: JobSt
     lines = journal(ledger)
     assert lines.index("did quarantine") < lines.index("saw free: abandoned")
     assert lines.count("did quarantine") == 1
-    assert history(ledger).outcome == "partly_mended"
+    assert history(ledger).outcome == "partly_fixed"
     assert "start" not in world.boxes["w1"].calls
     (out_of_use,) = store.gpu_quarantine.quarantined()
     assert (out_of_use.gpu, out_of_use.host, out_of_use.worker) == ("GPU-0", HOST, "w1")
@@ -255,7 +255,7 @@ def test_lost_gpu_is_quarantined_and_its_worker_starts(ledger: Ledger, store: Jo
     assert lines.index("decided stop") < lines.index("did quarantine") < lines.index("did requeue")
     assert lines.index("did requeue") < lines.index("decided start")
     assert lines.count("did quarantine") == 1
-    assert history(ledger).outcome == "mended"
+    assert history(ledger).outcome == "fixed"
     (out_of_use,) = store.gpu_quarantine.quarantined()
     assert (out_of_use.gpu, out_of_use.host, out_of_use.worker) == ("GPU-0", HOST, "w1")
     assert reason_of(ledger, "quarantine") == Reason.GPU_LOST

@@ -77,7 +77,7 @@ def test_worker_is_stopped_although_the_fence_raises(
             return super().fence(job_id, **how)
 
     with looping(executor(ledger, Defective(store), world)):
-        eventually(lambda: outcome_of(ledger) == "mended", "it is stopped and then fenced")
+        eventually(lambda: outcome_of(ledger) == "fixed", "it is stopped and then fenced")
 
     lines = journal(ledger)
     assert lines.index("did stop") < lines.index("did fence") < lines.index("did requeue")
@@ -116,7 +116,7 @@ def test_old_refusal_does_not_stop_a_worker_without_a_fence(
 
     lines = journal(ledger)
     assert lines.index("did fence") < lines.index("did stop")
-    assert history(ledger).outcome == "mended"
+    assert history(ledger).outcome == "fixed"
 
 
 def test_accepted_write_ends_a_refusal(ledger: Ledger, store: JobStore) -> None:
@@ -212,7 +212,7 @@ def test_refused_settle_at_its_timeout_does_not_delay_the_stop(
     assert lines.count(f"failed {refused}") == 1, lines
     assert lines.index("failed stop") < lines.index(f"failed {refused}") < lines.index("did stop")
     assert lines.index("did stop") < lines.index("saw free: dead") < lines.index(done)
-    assert (lines.count(done), history(ledger).outcome) == (1, "mended"), lines
+    assert (lines.count(done), history(ledger).outcome) == (1, "fixed"), lines
     assert store.job(1).state == (State.FAILED if refused == "fail" else State.QUEUED)
 
 

@@ -46,7 +46,7 @@ def end(store: JobStore, job: Job, *, failed: int = 0, done: int = 0) -> None:
         item = store.items.take(job.job_id, **its)
         assert item is not None
         if n < failed:
-            assert store.items.fail(job.job_id, **its, item=item.item, because="boom")
+            assert store.items.fail(job.job_id, **its, item=item.item, reason="boom")
         else:
             assert store.items.finish(job.job_id, **its, item=item.item)
 
@@ -104,7 +104,7 @@ def test_faulty_worker_is_locked_and_every_step_recorded(ledger: Ledger, store: 
     )
     accuse(ledger, firing=False)
     judge(works, ledger)
-    assert (history(ledger).outcome, history(ledger).worker) == ("mended", "r1")
+    assert (history(ledger).outcome, history(ledger).worker) == ("fixed", "r1")
 
 
 @pytest.mark.behaviour("B1")
@@ -163,7 +163,7 @@ def test_run_of_a_single_worker_is_moved_and_at_last_blocked(ledger: Ledger, sto
     assert "submitter" in history(ledger).entries[-1].message
     blocked = store.job(job.job_id)
     assert blocked.state is State.BLOCKED
-    assert f"(blocked by the executor of {HOST}, episode 1, " in (blocked.because or "")
+    assert f"(blocked by the executor of {HOST}, episode 1, " in (blocked.reason or "")
 
 
 def test_dry_run_records_the_action_and_arming_does_it(ledger: Ledger, store: JobStore) -> None:
@@ -174,7 +174,7 @@ def test_dry_run_records_the_action_and_arming_does_it(ledger: Ledger, store: Jo
     assert journal(ledger)[1:] == ["would act", "decided wait: dry_run"]
     assert (locked(store), store.job(job.job_id).state) == ({}, State.RUNNING)
 
-    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="test", because="", remedy="wrangle"))
+    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="test", reason="", remedy="wrangle"))
     judge(works, ledger)
 
     assert list(locked(store)) == ["bad"]
@@ -197,14 +197,14 @@ def test_held_verdict_waits_and_is_applied_later(
 ) -> None:
     accused_worker(ledger, store)
     works = executor(ledger, store, World())
-    ledger.orders.give(Order(**held, at=time.time(), who="ann", because=""))
+    ledger.orders.give(Order(**held, at=time.time(), who="ann", reason=""))
     with monkeypatch.context() as patch:
         patch.setattr(ItemFailures, "tally", None)  # a held run is not counted
         judge(works, ledger)
     assert locked(store) == {}
     assert journal(ledger)[-1].removeprefix("decided wait: ") in request.node.name
 
-    ledger.orders.give(Order(**ended, at=time.time(), who="ann", because=""))
+    ledger.orders.give(Order(**ended, at=time.time(), who="ann", reason=""))
     judge(works, ledger)
 
     assert list(locked(store)) == ["bad"]
@@ -215,16 +215,16 @@ def test_each_action_needs_its_own_approval(ledger: Ledger, store: JobStore) -> 
     bad = works_on(store, "r1", "bad", failed=6)
     accuse(ledger)
     works = executor(ledger, store, World())
-    ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because="", remedy="wrangle"))
+    ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", reason="", remedy="wrangle"))
     judge(works, ledger)
     assert journal(ledger)[-1] == "decided wait: approval"
-    ledger.orders.answer(1, Act.APPROVE, who="ann", because="", now=time.time(), until=time.time() + 3600)
+    ledger.orders.answer(1, Act.APPROVE, who="ann", reason="", now=time.time(), until=time.time() + 3600)
     works_on(store, "r1", "good", done=1)
 
     judge(works, ledger)
     assert locked(store) == {}, "the approval of a move does not approve a lock"
     assert store.job(bad.job_id).state is State.RUNNING
-    ledger.orders.answer(1, Act.APPROVE, who="ann", because="", now=time.time(), until=time.time() + 3600)
+    ledger.orders.answer(1, Act.APPROVE, who="ann", reason="", now=time.time(), until=time.time() + 3600)
     judge(works, ledger)
 
     assert list(locked(store)) == ["bad"]
@@ -240,7 +240,7 @@ def test_too_many_faulty_workers_open_the_breaker(ledger: Ledger, store: JobStor
     assert sorted(locked(store)) == ["bad0", "bad1", "bad2"]
     breaker = ledger.orders.current().breaker()
     assert breaker is not None
-    assert [each for each in ("4 workers", "600 s", "above 3") if each not in breaker.because] == []
+    assert [each for each in ("4 workers", "600 s", "above 3") if each not in breaker.reason] == []
     assert journal(ledger, 4)[1:] == ["ordered breaker", "decided wait: circuit_breaker"]
 
 
@@ -284,7 +284,7 @@ def test_run_reported_by_several_hosts_counts_once(ledger: Ledger, store: JobSto
         judge_there(other, ledger)
 
     histories = [ledger.reports.get(number) for number in range(1, 5)]
-    assert [each and each.outcome for each in histories] == ["mended"] * 4
+    assert [each and each.outcome for each in histories] == ["fixed"] * 4
 
 
 def test_moves_do_not_open_the_breaker(ledger: Ledger, store: JobStore) -> None:
@@ -303,7 +303,7 @@ def executor_there(
     ledger: Ledger, store: JobStore, worker: str, *, host: str = "box2", settings: LoopSettings = PACE
 ) -> Executor:
     """An armed executor of another host, with an alert about its worker."""
-    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="test", because="", host=host))
+    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="test", reason="", host=host))
     ledger.inbox.accept([run_alert(host, host=host, worker=worker)], [], now=time.time())
     ledger.inbox.take_new(host, now=time.time())
     return executor(ledger, store, World(), host=host, settings=settings)
@@ -392,7 +392,7 @@ def test_outdated_verdict_is_not_applied(ledger: Ledger, store: JobStore, at_fir
     accuse(ledger, firing=False)
     judge(works, ledger)
 
-    assert history(ledger).outcome == "partly_mended", "it was decided and not done"
+    assert history(ledger).outcome == "partly_fixed", "it was decided and not done"
 
 
 def test_failed_action_is_repeated_under_its_intent(ledger: Ledger, store: JobStore, at_first: list[Any]) -> None:
@@ -462,7 +462,7 @@ def test_stalled_job_does_not_wait_for_a_tally(
     monkeypatch.setattr(ItemFailures, "tally", slow)
     with looping(executor(ledger, store, world)):
         try:
-            eventually(lambda: "decided close: mended" in journal(ledger, MAX_CONCURRENT + 1), "it is fixed")
+            eventually(lambda: "decided close: fixed" in journal(ledger, MAX_CONCURRENT + 1), "it is fixed")
             assert counts == 1, "runs are tallied one at a time"
         finally:
             done.set()

@@ -37,7 +37,7 @@ def test_hung_server_is_restarted_and_every_step_recorded(ledger: Ledger, store:
         "decided start",
         "did start",
         "saw free: done",
-        "decided close: mended",
+        "decided close: fixed",
     ]
     assert world.boxes["w1"].calls == ["stop", "start"]
 
@@ -45,24 +45,24 @@ def test_hung_server_is_restarted_and_every_step_recorded(ledger: Ledger, store:
 def test_server_is_restarted_only_by_its_own_remedy(ledger: Ledger, store: JobStore) -> None:
     world = silent_server(ledger)
     works = executor(ledger, store, world, armed=False)
-    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="test", because="", remedy="restart_worker"))
+    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="test", reason="", remedy="restart_worker"))
     turn(works, ledger)
     assert journal(ledger)[1:] == ["would act", "decided wait: dry_run"]
 
-    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="test", because="", remedy="restart_container"))
+    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="test", reason="", remedy="restart_container"))
     to_the_end(works, ledger)
 
-    assert history(ledger).outcome == "mended"
+    assert history(ledger).outcome == "fixed"
 
 
 def test_pause_cooldown_and_breaker_hold_servers(ledger: Ledger, store: JobStore) -> None:
     world = silent_server(ledger)
     guarded = replace(PACE, safety_limits=SafetyLimits(cooldown_s=3600.0, breaker_targets=1))
     works = executor(ledger, store, world, settings=guarded)
-    ledger.orders.give(Order(act=Act.PAUSE, at=time.time(), who="test", because="", until=time.time() + 3600))
+    ledger.orders.give(Order(act=Act.PAUSE, at=time.time(), who="test", reason="", until=time.time() + 3600))
     turn(works, ledger)
     assert "decided wait: paused" in journal(ledger)
-    ledger.orders.give(Order(act=Act.RESUME, at=time.time(), who="test", because=""))
+    ledger.orders.give(Order(act=Act.RESUME, at=time.time(), who="test", reason=""))
     to_the_end(works, ledger)
     box = world.boxes["w1"]
     box.hung = True
@@ -107,4 +107,4 @@ def test_unkillable_server_quarantines_only_its_gpus(ledger: Ledger, store: JobS
     to_the_end(executor(ledger, store, world, settings=hurried), ledger)
 
     assert [(each.gpu, each.worker) for each in store.gpu_quarantine.quarantined()] == [("GPU-0", None)]
-    assert history(ledger).outcome == "partly_mended"
+    assert history(ledger).outcome == "partly_fixed"

@@ -81,7 +81,7 @@ def test_sweep_requeues_the_job_of_a_dead_executor(ledger: Ledger, store: JobSto
     to_the_end(executor(ledger, store, world), ledger)
 
     assert world.boxes["w1"].calls == ["stop", "start"]
-    assert history(ledger).outcome == "mended"
+    assert history(ledger).outcome == "fixed"
     assert "did requeue" not in journal(ledger)
 
 
@@ -128,7 +128,7 @@ def test_lock_lost_with_its_connection_is_taken_again(ledger: Ledger, store: Job
         job_id = running(store)
         world.boxes["w1"].job_id = job_id
         ledger.inbox.accept([alert(job_id=str(job_id))], [], now=time.time())
-        eventually(lambda: outcome_of(ledger) == "mended", "it acts again")
+        eventually(lambda: outcome_of(ledger) == "fixed", "it acts again")
 
 
 def test_executor_without_the_lock_does_nothing(ledger: Ledger, ledger_url: str, store: JobStore) -> None:
@@ -148,7 +148,7 @@ def test_executor_without_the_lock_does_nothing(ledger: Ledger, ledger_url: str,
             eventually(lambda: asked > 3, "it has tried to take the lock")
             assert (ledger.executors.last_beats(), ledger.reports.newest(), world.boxes["w1"].calls) == ({}, [], [])
             second.close()
-            eventually(lambda: outcome_of(ledger) == "mended", "it takes the lock and acts")
+            eventually(lambda: outcome_of(ledger) == "fixed", "it takes the lock and acts")
 
 
 def test_executor_that_lost_its_lock_performs_no_decided_action(ledger: Ledger, store: JobStore) -> None:
@@ -161,7 +161,7 @@ def test_executor_that_lost_its_lock_performs_no_decided_action(ledger: Ledger, 
 
         lock.lost = False
         to_the_end(works, ledger)
-        assert history(ledger).outcome == "mended"
+        assert history(ledger).outcome == "fixed"
 
 
 # --- notifications
@@ -215,7 +215,7 @@ def test_restart_of_the_database_loses_nothing(postgres: Postgres, ledger: Ledge
         eventually(lambda: not world.boxes["w1"].running, "the stop completes")
         assert world.boxes["w1"].calls == ["stop"]
         postgres.start()
-        eventually(lambda: reached(lambda: outcome_of(ledger)) == "mended", "it is fixed", within_s=30)
+        eventually(lambda: reached(lambda: outcome_of(ledger)) == "fixed", "it is fixed", within_s=30)
 
     assert world.boxes["w1"].calls == ["stop", "start"]
     assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)

@@ -97,7 +97,7 @@ def test_worker_that_catches_the_signal_is_warned(start: Starts, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("changed", "because"),
+    ("changed", "reason"),
     [
         ({"pid": None}, "the exporter knows no process"),
         ({"among": set()}, "is not in its container"),
@@ -105,11 +105,11 @@ def test_worker_that_catches_the_signal_is_warned(start: Starts, tmp_path: Path)
         ({"seen_s_ago": 3600.0}, "started after the lock was read"),
     ],
 )
-def test_unsafe_warning_is_not_sent(start: Starts, changed: dict[str, Any], because: str) -> None:
+def test_unsafe_warning_is_not_sent(start: Starts, changed: dict[str, Any], reason: str) -> None:
     process = start("saves")
     asked: dict[str, Any] = {"pid": process.pid, "name": "SIGUSR1", "among": {process.pid}, "seen_s_ago": SEEN_S_AGO}
 
-    with pytest.raises(WarningError, match=because):
+    with pytest.raises(WarningError, match=reason):
         signal_worker.find(**(asked | changed))
 
 
@@ -186,7 +186,7 @@ JOURNAL = [
     "decided start",
     "did start",
     "saw free: done",
-    "decided close: mended",
+    "decided close: fixed",
 ]
 
 

@@ -74,7 +74,7 @@ def test_timeouts_count_by_the_monotonic_clock(ledger: Ledger, store: JobStore, 
     look_on(works, ledger, clocks, for_s=5)
     assert store.job(1).state is State.QUEUED
     look_on(works, ledger, clocks, for_s=PACE.limits.restart_timeout_s)
-    assert history(ledger).outcome == "partly_mended"
+    assert history(ledger).outcome == "partly_fixed"
 
 
 @pytest.mark.parametrize("step_s", [600.0, -600.0])
@@ -217,4 +217,4 @@ def test_repeated_failed_stop_keeps_the_journal_short(
     assert since == ["decided stop", "failed stop", "decided wait: stopping"] * 5
     lines = journal(ledger)
     assert lines.index("did stop") < lines.index("saw free: dead") < lines.index("did requeue")
-    assert (lines.count("failed requeue"), history(ledger).outcome) == (1, "mended"), lines
+    assert (lines.count("failed requeue"), history(ledger).outcome) == (1, "fixed"), lines

@@ -79,7 +79,7 @@ def history(ledger: Ledger, episode_id: int = 1) -> EpisodeHistory:
 
 
 def armed(ledger: Ledger, *, host: str | None = None) -> None:
-    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="test", because="a test", host=host))
+    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="test", reason="a test", host=host))
 
 
 def begins(
@@ -639,8 +639,8 @@ def test_episode_closes_once(ledger: Ledger) -> None:
     ledger.episodes.close(episode.episode_id, Outcome.PARTLY, Reason.DONE, "late", now=NOW + 1)
 
     assert ledger.episodes.get_open(episode.episode_id) is None
-    assert (history(ledger).outcome, history(ledger).message, history(ledger).closed_at) == ("mended", "done", NOW)
-    assert ledger.reports.totals(HOST).outcomes == {("mended", "stall"): 1}
+    assert (history(ledger).outcome, history(ledger).message, history(ledger).closed_at) == ("fixed", "done", NOW)
+    assert ledger.reports.totals(HOST).outcomes == {("fixed", "stall"): 1}
 
 
 def test_history_has_every_entry_in_order_and_limits_its_length(ledger: Ledger) -> None:

@@ -107,7 +107,7 @@ def test_totals_do_not_change(ledger: Ledger) -> None:
     assert delete_all(ledger) > 0
 
     assert ledger.reports.totals(HOST) == before
-    assert before.outcomes == {("mended", "stall"): 1}
+    assert before.outcomes == {("fixed", "stall"): 1}
     assert before.alerts == {("accepted", ""): 3, ("refused", "other_host"): 1}
 
 
@@ -130,7 +130,7 @@ def test_orders_without_effect_are_deleted(ledger: Ledger) -> None:
         (Act.PAUSE, HOST), (Act.RESUME, None), (Act.PAUSE, None), (Act.DISARM, HOST), (Act.ARM, HOST),
         (Act.BREAKER, None), (Act.RELEASE, None),
     ):  # fmt: skip
-        ledger.orders.give(Order(act=act, at=NOW, who="test", because="", host=host))
+        ledger.orders.give(Order(act=act, at=NOW, who="test", reason="", host=host))
     standing = ledger.orders.current()
 
     delete_all(ledger)
@@ -157,10 +157,10 @@ def test_old_alert_that_no_executor_took_is_abandoned_with_a_reason(ledger: Ledg
     assert ledger.inbox.abandon(before=LATER, now=LATER + 90 * 86400.0) == {"gone": 1}
 
     assert states(ledger) == [("gone", "abandoned"), ("gone", "new")]
-    ((at, reason, because, labels),) = ledger.inbox.refused()
+    ((at, reason, message, labels),) = ledger.inbox.refused()
     assert (at, reason, labels["host"]) == (NOW, "abandoned", "gone")
-    assert because.startswith("the executor of its host did not process it within 90 days: ")
-    assert "start `gpuwarden remediator execute` there" in because
+    assert message.startswith("the executor of its host did not process it within 90 days: ")
+    assert "start `gpuwarden remediator execute` there" in message
     assert ledger.reports.totals("gone").alerts == before == {("accepted", ""): 2}, "it still counts as accepted"
     assert ledger.inbox.take_new("gone", now=LATER + 1) == 1, "the recent alert is taken by a returning executor"
     assert ledger.inbox.abandon(before=LATER, now=LATER) == {}
@@ -225,7 +225,7 @@ def test_executor_abandons_alerts_of_another_host_and_logs_it(ledger: Ledger, st
 
     (found,) = [line for line in logged if line["event"] == "accepted alerts abandoned"]
     assert (found["host"], found["count"], found["log_level"]) == ("gone", 1, "error")
-    assert "`gpuwarden ledger refused`" in found["because"]
+    assert "`gpuwarden ledger refused`" in found["reason"]
 
 
 def test_executor_without_a_retention_abandons_nothing(ledger: Ledger, store: JobStore) -> None:

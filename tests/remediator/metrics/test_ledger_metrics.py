@@ -56,12 +56,12 @@ def test_duration_counts_from_the_first_alert_to_the_close(ledger: Ledger) -> No
     closed(ledger, received=NOW + 300, at=NOW + 301, outcome=Outcome.SUPERSEDED)
     accept(ledger, alert())  # still open
 
-    within = {le: figure(ledger, f"{TOOK}_bucket", outcome="mended", le=le) for le in ("1.0", "2.0", "30.0", "60.0")}
+    within = {le: figure(ledger, f"{TOOK}_bucket", outcome="fixed", le=le) for le in ("1.0", "2.0", "30.0", "60.0")}
     assert within == {"1.0": 0, "2.0": 1, "30.0": 1, "60.0": 2}
-    assert figure(ledger, f"{TOOK}_bucket", outcome="mended", le="1800.0") == 2
-    assert figure(ledger, f"{TOOK}_bucket", outcome="mended", le="+Inf") == 3
-    assert figure(ledger, f"{TOOK}_count", outcome="mended") == 3
-    assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 2 + 45.5 + 1801
+    assert figure(ledger, f"{TOOK}_bucket", outcome="fixed", le="1800.0") == 2
+    assert figure(ledger, f"{TOOK}_bucket", outcome="fixed", le="+Inf") == 3
+    assert figure(ledger, f"{TOOK}_count", outcome="fixed") == 3
+    assert figure(ledger, f"{TOOK}_sum", outcome="fixed") == 2 + 45.5 + 1801
     assert figure(ledger, f"{TOOK}_bucket", outcome="superseded", le="1.0") == 1
 
 
@@ -73,7 +73,7 @@ def test_later_alerts_do_not_change_the_duration(ledger: Ledger) -> None:
 
     ledger.episodes.close(1, Outcome.FIXED, Reason.DONE, "", now=NOW + 10)
 
-    assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 10
+    assert figure(ledger, f"{TOOK}_sum", outcome="fixed") == 10
 
 
 def test_duration_of_a_delayed_episode_counts_from_its_own_alert(ledger: Ledger) -> None:
@@ -86,23 +86,23 @@ def test_duration_of_a_delayed_episode_counts_from_its_own_alert(ledger: Ledger)
 
     ledger.episodes.close(2, Outcome.SUPERSEDED, Reason.DONE, "", now=NOW + 21)
 
-    assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 20
+    assert figure(ledger, f"{TOOK}_sum", outcome="fixed") == 20
     assert figure(ledger, f"{TOOK}_sum", outcome="superseded") == 16
 
 
 def test_duration_is_never_negative(ledger: Ledger) -> None:
     closed(ledger, received=NOW, at=NOW - 3600)
 
-    assert figure(ledger, f"{TOOK}_bucket", outcome="mended", le="1.0") == 1
-    assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 0
+    assert figure(ledger, f"{TOOK}_bucket", outcome="fixed", le="1.0") == 1
+    assert figure(ledger, f"{TOOK}_sum", outcome="fixed") == 0
 
 
 def test_host_counts_its_own_episodes(ledger: Ledger) -> None:
     closed(ledger, received=NOW, at=NOW + 2)
     closed(ledger, received=NOW, at=NOW + 7, host="box2")
 
-    assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 2
-    assert figure(ledger, f"{TOOK}_sum", host="box2", outcome="mended") == 7
+    assert figure(ledger, f"{TOOK}_sum", outcome="fixed") == 2
+    assert figure(ledger, f"{TOOK}_sum", host="box2", outcome="fixed") == 7
 
 
 # --- intents
@@ -207,7 +207,7 @@ def test_refused_quarantine_counts_only_while_its_remedy_is_armed(ledger: Ledger
         return figure(ledger, "quarantines_refused")
 
     def order(act: Act, **about: Any) -> None:
-        ledger.orders.give(Order(act=act, at=time.time(), who="ann", because="", **about))
+        ledger.orders.give(Order(act=act, at=time.time(), who="ann", reason="", **about))
 
     arm(ledger)
     for worker in ("w1", "w2"):
@@ -228,7 +228,7 @@ def test_refused_quarantine_counts_only_while_its_remedy_is_armed(ledger: Ledger
 
 
 def arm(ledger: Ledger) -> None:
-    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", reason=""))
 
 
 # --- backlog
@@ -319,7 +319,7 @@ def test_totals_count_every_record(ledger: Ledger) -> None:
     assert before.alerts == {("accepted", ""): 5, ("refused", "other_host"): 1}
     assert before.duplicates == 2
     assert before.steps == {("did", "s"): 3, ("would", "act"): 1}
-    assert before.outcomes == {("mended", "stall"): 1, ("unconfirmed", "stall"): 1}
+    assert before.outcomes == {("fixed", "stall"): 1, ("unconfirmed", "stall"): 1}
     assert before.intents == {
         ("free", "done"): 1, ("free", "planned"): 1, ("free", "withdrawn"): 1,
         ("settle", "done"): 1, ("settle", "withdrawn"): 1,
@@ -337,7 +337,7 @@ def test_cost_of_a_scrape_does_not_grow_with_the_ledger(ledger: Ledger) -> None:
 
     for n in range(60):
         closed(ledger, received=NOW, at=NOW + 1, worker=f"past{n}")
-    assert ledger.reports.totals(HOST).outcomes["mended", "stall"] == 62
+    assert ledger.reports.totals(HOST).outcomes["fixed", "stall"] == 62
     assert work_of_a_scrape() <= 1.2 * before
 
 
@@ -370,8 +370,8 @@ def test_concurrent_closes_are_all_counted(ledger: Ledger, ledger_url: str) -> N
     assert answers == [None] * 4
     totals = ledger.reports.totals(HOST)
     assert totals.steps == {("did", step): 16 for step in ("stop", "start", "fence", "requeue")}
-    assert totals.outcomes == {("mended", "stall"): 4}
-    assert (totals.took["mended"].count, totals.took["mended"].sum_s) == (4, 12.0)
+    assert totals.outcomes == {("fixed", "stall"): 4}
+    assert (totals.took["fixed"].count, totals.took["fixed"].sum_s) == (4, 12.0)
     assert totals.alerts == {("accepted", ""): 4, ("refused", "other_host"): 16}
 
 

@@ -92,7 +92,7 @@ def test_jobs_are_counted_by_queue_and_state_with_zero_values(store: JobStore, c
     submit(store)
     first = submit(store, "cpu", run_id="r1")
     submit(store, "cpu", run_id="r1", needs=(first,))
-    store.admin.block(submit(store, "cpu"), because="")
+    store.admin.block(submit(store, "cpu"), reason="")
     claim(store, "cpu")
 
     found = page(collector)
@@ -159,8 +159,8 @@ def test_retries_dead_workers_quarantined_gpus_and_consumer_lag_are_counted(
     store.fencing.requeue(job_id, attempt=1, condition=Condition.DEAD_WORKER, now=store.now())
     claim(store, worker="w2")
     store.claims.register("gpu", host=HOST, worker="w2", incarnation="another", now=store.now())
-    store.gpu_quarantine.quarantine(["GPU-a"], host=HOST, worker="w1", because="", now=store.now())
-    store.gpu_quarantine.quarantine(["GPU-a"], host=HOST, worker="w2", because="", now=store.now())
+    store.gpu_quarantine.quarantine(["GPU-a"], host=HOST, worker="w1", reason="", now=store.now())
+    store.gpu_quarantine.quarantine(["GPU-a"], host=HOST, worker="w2", reason="", now=store.now())
     submit(store)
     submit(store)
     for _ in range(3):
@@ -193,7 +193,7 @@ def end_items(store: JobStore, job: Job, *ends: str) -> None:
         if end == "done":
             assert store.items.finish(job.job_id, **its, item=item.item)
         else:
-            assert store.items.fail(job.job_id, **its, item=item.item, because="boom", tries_max=99)
+            assert store.items.fail(job.job_id, **its, item=item.item, reason="boom", tries_max=99)
 
 
 def render(store: JobStore, run_id: str, *, wrangled: bool = True, jobs: int = 1) -> None:
@@ -215,11 +215,11 @@ def test_failing_workers_are_published_for_wrangled_runs(store: JobStore, collec
     assert items_of(found) == {("r1", HOST, "bad"): (0, 3), ("r1", HOST, "mixed"): (1, 1)}, "each item once"
     assert of(found, "run_workers_truncated") == 0
 
-    store.item_failures.forgive_run("r1", who="ann", because="mended", now=store.now())
+    store.item_failures.forgive_run("r1", who="ann", reason="fixed", now=store.now())
     assert items_of(page(collector)) == {}, "forgiven failures do not count"
     store.item_failures.ask_wrangling("r2", wrangled=True)
     assert items_of(page(collector)) == {("r2", HOST, "unasked"): (0, 1)}
-    store.admin.cancel_run("r2", because="", now=store.now())
+    store.admin.cancel_run("r2", reason="", now=store.now())
     assert items_of(page(collector)) == {}, "an ended run does not count"
 
 
@@ -228,7 +228,7 @@ def test_ended_runs_are_counted_by_outcome(store: JobStore, collector: QueueColl
     render(store, "r1")
     complete(store, claim(store), after_s=1)
     render(store, "r2")
-    store.admin.cancel_run("r2", because="", now=store.now())
+    store.admin.cancel_run("r2", reason="", now=store.now())
 
     found = page(collector)
 
@@ -262,8 +262,8 @@ def test_outcomes_are_counted_once_per_job(store: JobStore, queue_url: str, coll
     complete(store, claim(store), after_s=100)
     submit(store, "load")
     job = claim(store, "load", "w2")
-    store.claims.fail_by_worker(job.job_id, attempt=1, incarnation="i-w2", because="it broke", now=store.now())
-    store.admin.cancel(submit(store), because="", now=store.now())
+    store.claims.fail_by_worker(job.job_id, attempt=1, incarnation="i-w2", reason="it broke", now=store.now())
+    store.admin.cancel(submit(store), reason="", now=store.now())
 
     for _ in range(2):
         found = page(collector)
@@ -432,7 +432,7 @@ def test_published_series_are_the_documented_ones(store: JobStore, collector: Qu
     submit(store)
     store.outbox.acknowledge("mailer", store.outbox.events("mailer")[-1], now=store.now())
     render(store, "r0")
-    store.admin.cancel_run("r0", because="", now=store.now())
+    store.admin.cancel_run("r0", reason="", now=store.now())
     render(store, "r1")
     claim(store)
     end_items(store, claim(store, worker="w2"), "failed")

@@ -49,7 +49,7 @@ BEGIN = Begin(
 
 
 def order(act: Act, host: str | None = None, *, at: float = NOW - 60, **more: Any) -> Order:
-    return Order(**{"act": act, "at": at, "who": "ann@box1", "because": "a drill", "host": host, **more})
+    return Order(**{"act": act, "at": at, "who": "ann@box1", "reason": "a drill", "host": host, **more})
 
 
 ARM, DISARM = order(Act.ARM), order(Act.DISARM)

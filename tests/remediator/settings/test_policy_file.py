@@ -85,7 +85,7 @@ def test_table_applies_only_to_its_remedy(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "because"),
+    ("text", "reason"),
     [
         ("[restart_wroker]", "unknown table: 'restart_wroker'; known: restart_worker, restart_"),
         ("[restart_worker]\nhold = true", "unknown name in [restart_worker]: 'hold'; known: cooldown_s, unco"),
@@ -103,12 +103,12 @@ def test_table_applies_only_to_its_remedy(path: Path) -> None:
         "not a table", "not TOML", "too large",
     ],
 )  # fmt: skip
-def test_invalid_file_is_refused_with_the_expected_values(path: Path, text: str, because: str) -> None:
+def test_invalid_file_is_refused_with_the_expected_values(path: Path, text: str, reason: str) -> None:
     with pytest.raises(GpuwardenError) as refused:
         read(path, text)
 
     assert str(refused.value).startswith((f"invalid policy file {path}: ", f"policy file {path} "))
-    assert because in str(refused.value)
+    assert reason in str(refused.value)
 
 
 def test_valid_change_is_loaded_and_an_invalid_one_ignored(path: Path) -> None:
@@ -125,7 +125,7 @@ def test_valid_change_is_loaded_and_an_invalid_one_ignored(path: Path) -> None:
         assert its.now().restart_worker.cooldown_s == 4
 
     assert [each["event"] for each in logs] == ["policy reload failed, old policy in use", "policy reloaded"]
-    assert "restart_worker.cooldown_s = -3" in logs[0]["because"]
+    assert "restart_worker.cooldown_s = -3" in logs[0]["reason"]
 
 
 def test_invalid_policy_file_prevents_the_start(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_job_with_an_unconfirmed_exit_is_held_by_policy(
     look_on(works, ledger, clocks, for_s=10)
 
     assert store.job(1).state is State.QUEUED
-    assert history(ledger).outcome == "partly_mended"
+    assert history(ledger).outcome == "partly_fixed"
 
 
 def test_operator_cancels_a_held_job(ledger: Ledger, store: JobStore, clocks: Clocks, path: Path) -> None:
@@ -167,10 +167,10 @@ def test_operator_cancels_a_held_job(ledger: Ledger, store: JobStore, clocks: Cl
     turn(works, ledger)
     look_on(works, ledger, clocks, for_s=10 * BOUND_S)
 
-    store.admin.cancel(store.job(1).job_id, now=store.now(), because="its host was switched off")
+    store.admin.cancel(store.job(1).job_id, now=store.now(), reason="its host was switched off")
     look_on(works, ledger, clocks, for_s=5)
 
-    assert (store.job(1).state, history(ledger).outcome) == (State.CANCELLED, "partly_mended")
+    assert (store.job(1).state, history(ledger).outcome) == (State.CANCELLED, "partly_fixed")
 
 
 def test_retries_max_of_a_remedy_overrides_the_option(ledger: Ledger, store: JobStore, path: Path) -> None:

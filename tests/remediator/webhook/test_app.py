@@ -499,7 +499,7 @@ def test_promtool_accepts_the_metrics(served: Served) -> None:
 def test_metrics_have_the_host_the_executor_and_the_ledger(in_process: Served) -> None:
     served = in_process
     served.ledger.executors.beat(host=HOST, pid=1, armed=True, started_at=1.0, errors=2, now=4_000_000_000.0)
-    served.ledger.orders.give(Order(act=Act.ARM, at=1.0, who="ann", because="", remedy="restart_worker"))
+    served.ledger.orders.give(Order(act=Act.ARM, at=1.0, who="ann", reason="", remedy="restart_worker"))
 
     assert served.count("ledger_up") == 1
     assert served.count("info", nodename=HOST, version=gpuwarden.__version__) == 1
@@ -517,13 +517,13 @@ def test_metrics_have_held_episodes_the_breaker_and_pauses(in_process: Served) -
         served.ledger.journal.wait(
             number, Wait(reason=Reason.CIRCUIT_BREAKER, message="the circuit breaker is open"), now=2.0
         )
-    served.ledger.orders.give(Order(act=Act.BREAKER, at=3.0, who="the executor", because="4 at once"))
-    served.ledger.orders.give(Order(act=Act.PAUSE, at=3.0, until=4_000_000_000.0, who="ann", because=""))
+    served.ledger.orders.give(Order(act=Act.BREAKER, at=3.0, who="the executor", reason="4 at once"))
+    served.ledger.orders.give(Order(act=Act.PAUSE, at=3.0, until=4_000_000_000.0, who="ann", reason=""))
 
     assert served.count("episodes_held", reason="circuit_breaker") == 2
     assert served.count("episodes_open") == 3
     assert (served.count("circuit_breaker_open"), served.count("paused")) == (1, 1)
-    served.ledger.orders.give(Order(act=Act.RELEASE, at=4.0, who="ann", because=""))
+    served.ledger.orders.give(Order(act=Act.RELEASE, at=4.0, who="ann", reason=""))
     served.ledger.journal.record(1, "decided", "begin", "stalled", now=5.0)
     assert (served.count("circuit_breaker_open"), served.count("episodes_held", reason="circuit_breaker")) == (0, 1)
 
@@ -745,7 +745,7 @@ def test_ledger_in_a_file_refuses_alerts_of_another_host(in_process: Served) -> 
 def test_metrics_of_a_shared_ledger_count_the_own_host(shared: Served) -> None:
     for host in (HOST, "box2"):
         shared.ledger.executors.beat(host=host, pid=1, armed=host == HOST, started_at=1.0, errors=0, now=2.0)
-    shared.ledger.orders.give(Order(act=Act.ARM, at=1.0, who="ann", because="", host=HOST))
+    shared.ledger.orders.give(Order(act=Act.ARM, at=1.0, who="ann", reason="", host=HOST))
     shared.post(payload(sent("a"), sent("b", host="box2"), sent("c", host="box3")))
     shared.ledger.inbox.take_new(HOST, now=1.0)
     shared.ledger.inbox.take_new("box2", now=1.0)

@@ -48,7 +48,7 @@ def on_small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[t
             with postgres_server(tmp_path / "postgres") as found:
                 monkeypatch.undo()
                 if isinstance(found, NoPostgres):
-                    pytest.skip(found.because)
+                    pytest.skip(found.reason)
                 yield found, disk
     finally:
         shutil.rmtree(folder)

@@ -214,7 +214,7 @@ def test_number_of_pending_receivers_is_limited(
             served.post(payload(receiver=receiver, truncatedAlerts=7))
 
     (logged_line,) = [line for line in logged if line["event"] == "alerts left out of a call and lost"]
-    assert (logged_line["count"], logged_line["because"]) == (7, "1 other receivers are pending")
+    assert (logged_line["count"], logged_line["reason"]) == (7, "1 other receivers are pending")
 
 
 def test_every_alertmanager_is_queried(ledger: Ledger, ledger_file: Path, server: Callable[..., Server]) -> None:
@@ -268,7 +268,7 @@ def test_invalid_answer_is_logged_counted_and_retried(
         eventually(lambda: served.count("reconciliations_total", outcome="done") == 1, "it is asked again")
         assert served.kept() == 1
     (logged_line,) = [line for line in logged if line["event"] == "left-out alerts not fetched"]
-    assert says in logged_line["because"]
+    assert says in logged_line["reason"]
     assert "secret" not in str(logged)
 
 
@@ -291,7 +291,7 @@ def test_truncated_alerts_without_an_alertmanager_are_counted_and_logged(ledger:
         assert served.count("alerts_truncated_total") == 3
         assert served.count("reconciliations_total", outcome="done") == 0
     (logged_line,) = [line for line in logged if line["event"] == "alerts left out of a call and lost"]
-    assert "set --alertmanager" in logged_line["because"]
+    assert "set --alertmanager" in logged_line["reason"]
 
 
 def test_complete_call_starts_no_query(ledger: Ledger, ledger_file: Path, server: Callable[..., Server]) -> None:

@@ -151,7 +151,7 @@ def test_remediator_without_pages_starts_and_logs_it(folder: Path) -> None:
         answers = [asked(app, "a.md"), asked(app, "runbooks/GpuwardenJobStalled.md")]
 
     assert [(each["log_level"], each["event"]) for each in logged] == [("warning", "runbooks not available")]
-    assert str(folder) in logged[0]["because"]
+    assert str(folder) in logged[0]["reason"]
     for answer in answers:
         assert answer.status_code == 404
         assert "reinstall gpuwarden" in answer.text

@@ -58,7 +58,7 @@ class Processes:
         self.killed = 0
         self.abandoned: list[Process] = []
         self._start, self._now = start, now
-        self._because = ""
+        self._message = ""
         self._next_start_s = 0.0
         self._reported: queue.SimpleQueue[Xid] = queue.SimpleQueue()
         self._xids: Counter[tuple[str, int]] = Counter()
@@ -78,7 +78,7 @@ class Processes:
                 "started: check dmesg for the driver, and reboot the host"
             )
         if self._now() < self._next_start_s:
-            raise DriverError(self._because)
+            raise DriverError(self._message)
         try:
             self.main = self.start()
         except (OSError, RuntimeError) as error:
@@ -104,12 +104,12 @@ class Processes:
         if not process.end():
             self.abandoned.append(process)
 
-    def end_main(self, because: str) -> DriverError:
+    def end_main(self, message: str) -> DriverError:
         """Kill the main process after a failure; returns the error to raise."""
         if self.main is not None:
             process, self.main = self.main, None
             self.end(process)
-        return self._note_failure(because)
+        return self._note_failure(message)
 
     def allow_restart(self) -> None:
         """Allow the next start at once: one GPU caused the failure."""
@@ -124,8 +124,8 @@ class Processes:
                 self._xids[message.gpu, message.code] += 1
         return DriverHealth(killed=self.killed, abandoned=len(self.abandoned), xids=dict(self._xids))
 
-    def _note_failure(self, because: str) -> DriverError:
+    def _note_failure(self, message: str) -> DriverError:
         self.failures += 1
-        self._because = because
+        self._message = message
         self._next_start_s = self._now() + restart_after_s(self.failures)
-        return DriverError(because)
+        return DriverError(message)

@@ -36,13 +36,13 @@ class DriverError(GpuwardenError):
     """The driver does not answer.
 
     Args:
-        because: why.
+        message: why.
         over: another process is needed.
         reloaded: the driver may have renumbered its GPUs.
     """
 
-    def __init__(self, because: str, *, over: bool = False, reloaded: bool = False) -> None:
-        super().__init__(because)
+    def __init__(self, message: str, *, over: bool = False, reloaded: bool = False) -> None:
+        super().__init__(message)
         self.over = over
         self.reloaded = reloaded
 
@@ -70,7 +70,7 @@ class CurrentGpu:
 class Failed:
     """A failed read; flags as of `DriverError`."""
 
-    because: str
+    message: str
     over: bool = False
     reloaded: bool = False
 
@@ -122,7 +122,7 @@ def receive(pipe: IO[bytes]) -> Message:
 
 def to_failed(error: DriverError) -> Failed:
     """Convert an error to a message."""
-    return Failed(because=str(error), over=error.over, reloaded=error.reloaded)
+    return Failed(message=str(error), over=error.over, reloaded=error.reloaded)
 
 
 def limit_size(found: GpuReadings) -> GpuReadings:

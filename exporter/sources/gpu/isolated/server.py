@@ -53,7 +53,7 @@ def serve(parent: int, driver: Callable[[Send], Read]) -> int:
                 question = protocol.receive(sys.stdin.buffer)
             except EOFError:
                 break
-            answer = _look(read, question) if isinstance(question, Question) else Failed(because="no question")
+            answer = _look(read, question) if isinstance(question, Question) else Failed(message="no question")
             send(answer)
     return 0
 
@@ -83,4 +83,4 @@ def _look(read: Read, question: Question) -> Message:
     except DriverError as error:
         return protocol.to_failed(error)
     except OSError as error:
-        return Failed(because=str(error))
+        return Failed(message=str(error))

@@ -73,8 +73,8 @@ class IsolatedDriver:
                 self._hung.forget()
                 self._readings = None
             if message.over:
-                raise self._processes.end_main(message.because)
-            raise DriverError(message.because)
+                raise self._processes.end_main(message.message)
+            raise DriverError(message.message)
         self._processes.failures = 0
         self._readings = self._hung.with_names(message)
         return self._readings

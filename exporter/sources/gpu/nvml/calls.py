@@ -70,7 +70,7 @@ class Refusal(NamedTuple):
     """Why a value is missing: a label value and a sentence."""
 
     reason: str
-    because: str
+    message: str
 
 
 def ask(call: Callable[..., Any], *arguments: Any, absent: frozenset[int] = frozenset()) -> tuple[Any, Refusal | None]:

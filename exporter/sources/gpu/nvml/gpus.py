@@ -178,7 +178,7 @@ class NvmlGpus:
             self._without_mig.add(uuid)
         return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
-    def _unreachable(self, index: int, because: str, figures: GpuFigures, *, lost: bool | None) -> Gpu:
+    def _unreachable(self, index: int, message: str, figures: GpuFigures, *, lost: bool | None) -> Gpu:
         # Stays in the readings, so that a container with every GPU is judged with it.
         uuid, name = self._identities.get(index, (f"{UNIDENTIFIED}{index}", ""))
         self._without_mig.discard(uuid)
@@ -195,7 +195,7 @@ class NvmlGpus:
             memory_used_bytes=None,
             memory_size_bytes=None,
             processes=None,
-            unknown=because,
+            unknown=message,
             figures=figures,
             lost=lost,
         )
@@ -283,7 +283,7 @@ class NvmlGpus:
 
 def _describe(refused: Mapping[str, Refusal | None], figure: str) -> str | None:
     refusal = refused.get(figure)
-    return None if refusal is None else f"{_PREFIXES[figure]}{refusal.because}"
+    return None if refusal is None else f"{_PREFIXES[figure]}{refusal.message}"
 
 
 def _reasons(refused: Mapping[str, Refusal | None]) -> dict[str, str]:
@@ -359,7 +359,7 @@ def _list_processes(handle: Any, mig: MigInstance | None = None) -> tuple[Mappin
         absent = frozenset[int]() if name == "Compute" else UNSUPPORTED
         found, refusal = ask(running, function, handle, absent=absent)
         if refusal is not None:
-            return None, Refusal(refusal.reason, f"list of {_LISTS[name]} processes: {refusal.because}")
+            return None, Refusal(refusal.reason, f"list of {_LISTS[name]} processes: {refusal.message}")
         merged += [
             Listed(each.pid, None if each.memory_bytes == NOT_AVAILABLE else each.memory_bytes, name == "MPSCompute")
             for each in entries(found or b"")

@@ -59,8 +59,8 @@ class XidWatch:
         """Why a GPU is not watched, as a label value."""
         if uuid in tuple(self._watched.values()):
             return None
-        handle, because = self._refused.get(uuid, (None, ""))
-        return because if handle is not None and handle is self._wanted.get(uuid) else "not_yet"
+        handle, message = self._refused.get(uuid, (None, ""))
+        return message if handle is not None and handle is self._wanted.get(uuid) else "not_yet"
 
     def hangs_on(self) -> str | None:
         """UUID of the GPU whose addition hangs."""

@@ -116,8 +116,8 @@ def test_engine_that_cannot_start_fails(host: Host, tmp_path: Path, short_path: 
     finally:
         engines.close()
 
-    because = [each.because for each in first.sources if each.source == "docker"]
-    assert because == ["the docker client cannot start: ImportError: upgrade in progress"]
+    message = [each.message for each in first.sources if each.source == "docker"]
+    assert message == ["the docker client cannot start: ImportError: upgrade in progress"]
     assert then[0] == {"docker": True}
 
 

@@ -54,7 +54,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containers, "INSPECTIONS_S", 0.15)
 
 
-def because_of(source: EngineContainers) -> str:
+def message_of(source: EngineContainers) -> str:
     """The reason for a missing listing; empty if it exists."""
     try:
         source.latest()
@@ -78,14 +78,14 @@ def test_silent_daemon_does_not_affect_other_sources(short_path: Path, house: Pa
     start_worker("w0")
 
     with daemon(short_path, lambda _: silence.wait(20)) as url, polling(url) as source:
-        because = eventually(lambda: found if "timed out" in (found := because_of(source)) else None)
+        message = eventually(lambda: found if "timed out" in (found := message_of(source)) else None)
         sampler = Sampler(
             host="box-1", directory=house, containers={"docker": source}, gpus=None, thresholds=Thresholds()
         )
         snapshot = sampler.sample()
         silence.set()
 
-    assert because.startswith(f"Docker at {url} does not answer: ")
+    assert message.startswith(f"Docker at {url} does not answer: ")
     assert {each.source: each.success for each in snapshot.sources} == {"workers": True, "docker": False}
     assert snapshot.workers is not None
     assert [each.worker.worker for each in snapshot.workers.workers] == ["w0"]
@@ -96,7 +96,7 @@ def test_silent_daemon_does_not_affect_other_sources(short_path: Path, house: Pa
 def test_missing_daemon_is_reported_and_listed_once_it_starts(short_path: Path) -> None:
     with polling(f"unix://{short_path}/docker.sock") as source:
         assert "No such file" in eventually(
-            lambda: found if "not asked yet" not in (found := because_of(source)) else None
+            lambda: found if "not asked yet" not in (found := message_of(source)) else None
         )
 
         with daemon(short_path, a_daemon()):
@@ -110,7 +110,7 @@ def test_forbidden_socket_is_reported_with_its_group(short_path: Path) -> None:
 
     def reason() -> str:
         with unprivileged(), polling(f"unix://{path}") as source:
-            return eventually(lambda: found if "not asked yet" not in (found := because_of(source)) else None)
+            return eventually(lambda: found if "not asked yet" not in (found := message_of(source)) else None)
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -141,7 +141,7 @@ def test_old_listing_expires(short_path: Path) -> None:
     with daemon(short_path, answer) as url, polling(url) as source:
         eventually(lambda: listing_of(source))
         hang.set()
-        assert "timed out" in eventually(lambda: because_of(source))
+        assert "timed out" in eventually(lambda: message_of(source))
         hang.clear()
         silence.set()
         assert eventually(lambda: listing_of(source)).containers == {}
@@ -196,8 +196,8 @@ def test_daemon_with_invalid_answers_is_reported_and_listed_again(nonsense: Answ
         return (a_daemon() if sane.is_set() else nonsense)(path)
 
     with daemon(short_path, answer) as url, polling(url) as source:
-        eventually(lambda: "not asked yet" not in because_of(source))
-        assert "does not answer" in because_of(source)
+        eventually(lambda: "not asked yet" not in message_of(source))
+        assert "does not answer" in message_of(source)
 
         sane.set()
 
@@ -254,7 +254,7 @@ def test_hanging_inspection_drops_only_its_container(short_path: Path, house: Pa
     with daemon(short_path, answer) as url, polling(url, house) as source:
         eventually(lambda: (found := listing_of(source)) and found.containers.keys() == {good}, "the good one is seen")
         later = eventually(listing_after(source, 1.0))
-        missing = because_of(source)
+        missing = message_of(source)
         silence.set()
 
     assert missing == ""

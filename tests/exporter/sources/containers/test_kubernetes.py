@@ -245,7 +245,7 @@ def test_kubelet_that_refuses_is_an_error(short_path: Path, answer: Callable[[],
 
 
 @pytest.mark.parametrize(
-    ("said", "because"),
+    ("said", "message"),
     [
         pytest.param(b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak HTTP/2", id="no HTTP/2"),
         pytest.param(b"", "closed the connection", id="closed without an answer"),
@@ -255,7 +255,7 @@ def test_kubelet_that_refuses_is_an_error(short_path: Path, answer: Callable[[],
                      id="unrequested compression"),
     ],
 )  # fmt: skip
-def test_other_server_is_an_error(short_path: Path, said: bytes, because: str) -> None:
+def test_other_server_is_an_error(short_path: Path, said: bytes, message: str) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(short_path / "k.sock"))
         listening.listen()
@@ -268,7 +268,7 @@ def test_other_server_is_an_error(short_path: Path, said: bytes, because: str) -
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(OSError, match=because):
+        with pytest.raises(OSError, match=message):
             kubelet.read_devices(short_path / "k.sock")
         thread.join()
 
@@ -450,7 +450,7 @@ def test_container_without_its_group_is_removed_before_the_api_removes_it(host: 
 
 
 @pytest.mark.parametrize(
-    ("status", "answer", "because"),
+    ("status", "answer", "message"),
     [
         pytest.param(403, {}, "HTTP status 403 Forbidden; allow its account to list pods", id="forbidden"),
         pytest.param(500, {}, "HTTP status 500", id="server error"),
@@ -464,9 +464,9 @@ def test_container_without_its_group_is_removed_before_the_api_removes_it(host: 
         ),
     ],
 )
-def test_failing_api_is_reported(host: Host, cluster: Cluster, status: int, answer: Any, because: str) -> None:
+def test_failing_api_is_reported(host: Host, cluster: Cluster, status: int, answer: Any, message: str) -> None:
     cluster.status, cluster.pods = status, answer
-    with asked(on(host, api=of(cluster))) as source, pytest.raises(OSError, match=because):
+    with asked(on(host, api=of(cluster))) as source, pytest.raises(OSError, match=message):
         source.latest()
 
 
@@ -496,11 +496,11 @@ def listing_of(source: Pods) -> Listing | None:
 
 def test_missing_api_or_folder_of_links_is_reported(host: Host) -> None:
     unreachable = Api("http://127.0.0.1:1", node="node-1", resource=VRAM)
-    for sources, because in (
+    for sources, message in (
         ({"api": unreachable}, "Kubernetes API at http://127.0.0.1:1"),
         ({}, "the kubelet's logs in"),
     ):
-        with asked(on(host, **sources)) as source, pytest.raises(OSError, match=because):
+        with asked(on(host, **sources)) as source, pytest.raises(OSError, match=message):
             source.latest()
 
 
@@ -541,7 +541,7 @@ def test_silent_kubelet_does_not_affect_pods(host: Host, short_path: Path, tmp_p
     assert [each.container.name for each in snapshot.containers] == ["ml/llm-0/server"]
     assert snapshot.containers[0].container.gpu_request == ("GPU-1",)  # as without the socket
     assert (by_source["kubernetes"].success, by_source["pod_resources"].success) == (True, False)
-    assert f"the kubelet at {path}: " in (by_source["pod_resources"].because or "")
+    assert f"the kubelet at {path}: " in (by_source["pod_resources"].message or "")
     assert by_source["pod_resources"].succeeded_unix_s is None
 
 

@@ -278,7 +278,7 @@ def test_service_that_only_runs_containers_is_not_a_container(kernel: test_cgrou
 def test_real_service_without_a_worker_is_a_container_while_it_runs(tmp_path: Path) -> None:
     with private_systemd(tmp_path) as systemd:
         if isinstance(systemd, NoSystemd):
-            pytest.skip(systemd.because)
+            pytest.skip(systemd.reason)
         enter = [*systemd.enter, "systemctl"]
         systemd.write(
             "w.service", "[Unit]\nDefaultDependencies=no\n[Service]\nExecStart=/bin/sh -c 'sleep 600 & sleep 600'\n"

@@ -74,10 +74,10 @@ def test_unlistable_processes_are_reported_by_the_same_process(start: Start, tre
     pid = asking(source)
 
     shutil.rmtree(tree.proc)
-    because = refused(source)
+    message = refused(source)
     tree.proc.mkdir()
 
-    assert because == f"[Errno 2] No such file or directory: {str(tree.proc)!r}"
+    assert message == f"[Errno 2] No such file or directory: {str(tree.proc)!r}"
     assert source.read()
     assert asking(source) == pid
 
@@ -107,8 +107,8 @@ def test_hanging_read_outside_a_gpu_kills_the_process(start: Start, tree: Tree) 
     source._answer_s, source._wait_s = 1.5, 0.2
 
     tree.hang(topology(tree))
-    first = eventually(partial(because_of, source))
-    last = eventually(lambda: because if GAVE_UP in (because := because_of(source)) else None)
+    first = eventually(partial(message_of, source))
+    last = eventually(lambda: message if GAVE_UP in (message := message_of(source)) else None)
     topology(tree).unlink()
     topology(tree).write_bytes(held)
     source._answer_s = source._wait_s = 20.0
@@ -137,9 +137,9 @@ def hung(source: IsolatedDriver, tree: Tree, file: Path) -> str:
     """The reason for a read that hangs until its process is killed; the next one has as much time as it needs."""
     source._answer_s, source._wait_s = 1.5, 0.5
     tree.hang(file)
-    because = eventually(lambda: because if "did not return" in (because := because_of(source)) else None)
+    message = eventually(lambda: message if "did not return" in (message := message_of(source)) else None)
     source._answer_s = source._wait_s = 20.0
-    return because
+    return message
 
 
 def left_out(source: IsolatedDriver, node: str) -> GpuReadings | None:
@@ -162,7 +162,7 @@ def test_gpu_with_a_hanging_file_is_skipped(place: Callable[[Tree], Path], start
     before = source.read().gpus[0]
     held = place(tree).read_bytes()
 
-    because = hung(source, tree, place(tree))
+    message = hung(source, tree, place(tree))
     card, arc = eventually(lambda: left_out(source, "renderD128")).gpus
     killed = source.health().killed
     place(tree).unlink()
@@ -170,7 +170,7 @@ def test_gpu_with_a_hanging_file_is_skipped(place: Callable[[Tree], Path], start
     source._hung._hung[128].ask_s = 0.0
     back = eventually(lambda: whole(source))
 
-    assert because.startswith(
+    assert message.startswith(
         "a call into the kernel's AMD and Intel drivers about renderD128 did not return within 1.5 s, and its process "
         "was killed, and that GPU is skipped until it answers a separate process"
     )
@@ -193,7 +193,7 @@ def test_hung_intel_gpu_does_not_affect_amd_gpus(start: Start, tree: Tree) -> No
     assert (arc.uuid, arc.attribution, arc.utilization_ratio, arc.processes) == (f"pci-{ARC}", "process", None, None)
 
 
-def because_of(source: IsolatedDriver) -> str:
+def message_of(source: IsolatedDriver) -> str:
     """The reason for a failed read; empty if it succeeded."""
     try:
         source.read()

@@ -61,9 +61,9 @@ WHOLE = GpuReadings(
         GpuReadings(source="drm", gpus=(), unlisted=(1, 4001)),
         GpuReadings(source="drm", gpus=(), unlisted=None),
         GpuReadings(source="drm", gpus=()),
-        Failed(because="Driver Not Loaded"),
-        Failed(because="of two\nversions", over=True),
-        Failed(because="reloaded", reloaded=True),
+        Failed(message="Driver Not Loaded"),
+        Failed(message="of two\nversions", over=True),
+        Failed(message="reloaded", reloaded=True),
         CurrentGpu(place=128),
         CurrentGpu(place=None),
         Xid(gpu="GPU-0", code=79),
@@ -76,11 +76,11 @@ WHOLE = GpuReadings(
 def test_messages_arrive_unchanged_in_order(message: Message) -> None:
     pipe = io.BytesIO()
     protocol.send(pipe, message)
-    protocol.send(pipe, Failed(because="the next"))
+    protocol.send(pipe, Failed(message="the next"))
     pipe.seek(0)
 
     assert protocol.receive(pipe) == message
-    assert protocol.receive(pipe) == Failed(because="the next")
+    assert protocol.receive(pipe) == Failed(message="the next")
     with pytest.raises(EOFError):
         protocol.receive(pipe)
 
@@ -115,8 +115,8 @@ def test_largest_readings_of_64_gpus_fit_in_a_message() -> None:
 
 @pytest.mark.parametrize("over", [False, True])
 def test_error_says_whether_another_process_may_succeed(over: bool) -> None:
-    assert protocol.to_failed(DriverError("it is gone", over=over)) == Failed(because="it is gone", over=over)
-    assert protocol.to_failed(DriverError("it is gone", reloaded=over)) == Failed(because="it is gone", reloaded=over)
+    assert protocol.to_failed(DriverError("it is gone", over=over)) == Failed(message="it is gone", over=over)
+    assert protocol.to_failed(DriverError("it is gone", reloaded=over)) == Failed(message="it is gone", reloaded=over)
 
 
 def on(count: int, *, unlisted: int = 0, gpus: int = 1) -> GpuReadings:

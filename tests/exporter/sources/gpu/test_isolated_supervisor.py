@@ -235,14 +235,14 @@ def test_hanging_call_kills_its_process_at_the_deadline_and_another_starts_later
 def test_sample_before_the_next_process_fails_at_once_with_the_last_reason(fake: FakeDriver) -> None:
     source = fake.source()
     fake.hangs = True
-    because = fake.sample(source)
+    message = fake.sample(source)
     fake.now_s -= SAMPLE_S
 
     began_s = fake.now_s
     again = fake.sample(source)
 
-    assert GAVE_UP in str(because)
-    assert (again, fake.now_s - began_s) == (because, SAMPLE_S)
+    assert GAVE_UP in str(message)
+    assert (again, fake.now_s - began_s) == (message, SAMPLE_S)
     assert len(fake.started) == 1
 
 
@@ -289,9 +289,9 @@ def test_ended_process_is_reported_at_once_with_the_time_of_the_last_answer(fake
 
 def test_failed_answer_keeps_the_process_unless_another_may_succeed(fake: FakeDriver) -> None:
     source = fake.source()
-    fake.fails = Failed(because="Driver Not Loaded")
+    fake.fails = Failed(message="Driver Not Loaded")
     first = fake.sample(source)
-    fake.fails = Failed(because="of two versions", over=True)
+    fake.fails = Failed(message="of two versions", over=True)
     second = fake.sample(source)
     fake.fails = None
 
@@ -319,10 +319,10 @@ def test_at_most_three_unkillable_processes_are_abandoned(fake: FakeDriver) -> N
 def test_process_that_cannot_start_is_reported_and_retried(fake: FakeDriver) -> None:
     source = fake.source()
     fake.refuses = OSError("Cannot allocate memory")
-    because = fake.sample(source)
+    message = fake.sample(source)
     fake.refuses = None
 
-    assert because == "the process for a driver cannot be started: Cannot allocate memory"
+    assert message == "the process for a driver cannot be started: Cannot allocate memory"
     fake.until(source, {"GPU-0": None, "GPU-1": None})
 
 
@@ -440,18 +440,18 @@ def test_gpu_that_hung_before_its_uuid_was_read_has_its_index(fake: FakeDriver) 
 def test_reloaded_driver_is_read_with_every_gpu_at_once(fake: FakeDriver) -> None:
     source = hung(fake)
     fake.hangs_in = set()
-    fake.fails = Failed(because="reloaded", reloaded=True)
-    because = fake.sample(source)
+    fake.fails = Failed(message="reloaded", reloaded=True)
+    message = fake.sample(source)
     fake.fails = None
 
-    assert because == "reloaded"
+    assert message == "reloaded"
     assert fake.sample(source) == build.gpus(build.gpu(0), build.gpu(1))
     assert single_questions(fake) == []
 
 
 def test_gpu_that_hangs_in_the_reloaded_driver_has_a_longer_delay(fake: FakeDriver) -> None:
     source = hung(fake)
-    fake.fails = Failed(because="reloaded", reloaded=True)
+    fake.fails = Failed(message="reloaded", reloaded=True)
     fake.sample(source)
     fake.fails = None
     fake.until(source, {"GPU-0": None, "unidentified-1": HUNG})
@@ -464,12 +464,12 @@ def test_gpu_that_hangs_in_the_reloaded_driver_has_a_longer_delay(fake: FakeDriv
 
 def test_failed_sample_does_not_end_the_skip_of_a_hung_gpu(fake: FakeDriver) -> None:
     source = hung(fake)
-    fake.fails = Failed(because="Unknown Error")
-    because = fake.sample(source)
+    fake.fails = Failed(message="Unknown Error")
+    message = fake.sample(source)
     fake.fails = None
     found = fake.sample(source)
 
-    assert because == "Unknown Error"
+    assert message == "Unknown Error"
     assert isinstance(found, GpuReadings)
     assert [gpu.unknown for gpu in found.gpus] == [None, HUNG]
 
@@ -578,9 +578,9 @@ def test_failed_start_reports_its_last_line(start: Start, monkeypatch: pytest.Mo
     broken.chmod(0o700)
     monkeypatch.setattr(driver_process, "sys", SimpleNamespace(executable=str(broken)))
 
-    because = refused(start())
+    message = refused(start())
 
-    assert because.endswith("ended with status 1: ModuleNotFoundError: No module named exporter")
+    assert message.endswith("ended with status 1: ModuleNotFoundError: No module named exporter")
 
 
 BOTH = (Card(), Card(uuid="GPU-1"))
@@ -606,10 +606,10 @@ def test_hung_gpu_is_reported_as_hung_and_others_are_read(start: Start, driver: 
     eventually(lambda: whole(source))
 
     driver.answer(*BOTH, but=(ONE_HANGS,))
-    because = eventually(lambda: because if GAVE_UP in (because := refused(source)) else None)
+    message = eventually(lambda: message if GAVE_UP in (message := refused(source)) else None)
     healthy, left_out = eventually(lambda: without_one(source)).gpus
 
-    assert because.startswith(
+    assert message.startswith(
         "a call into the NVIDIA driver about GPU 1 did not return within 1.5 s, and its process was killed, and that "
         "GPU is skipped until it answers a separate process"
     )
@@ -630,9 +630,9 @@ def test_process_that_was_killed_is_replaced(start: Start, driver: Driver) -> No
     pid = asking(source)
 
     os.kill(pid, signal.SIGKILL)
-    because = refused(source)
+    message = refused(source)
 
-    assert because == "the process for the NVIDIA driver was ended by SIGKILL"
+    assert message == "the process for the NVIDIA driver was ended by SIGKILL"
     assert eventually(lambda: answered(source))
     assert asking(source) != pid
     assert source.health().killed == 0
@@ -646,10 +646,10 @@ def test_replaced_library_is_loaded_by_another_process(start: Start, driver: Dri
     pid = asking(source)
 
     driver.answer(Card(), but=("error - * 18",))
-    because = refused(source)
+    message = refused(source)
     driver.answer(Card())
 
-    assert "its library and its kernel module have different versions" in because
+    assert "its library and its kernel module have different versions" in message
     assert eventually(lambda: answered(source))
     assert asking(source) != pid
 
@@ -689,7 +689,7 @@ def answers(written: str, *, then: str = "") -> IsolatedDriver:
 
 
 @pytest.mark.parametrize(
-    ("end", "because"),
+    ("end", "message"),
     [
         ("raise ValueError('a half\\nbroken')", "ended with status 1: broken"),
         ("os.abort()", "was ended by SIGABRT: warning: a library of the driver says"),
@@ -709,7 +709,7 @@ def answers(written: str, *, then: str = "") -> IsolatedDriver:
         "end of input",
     ],
 )
-def test_reason_for_the_end_of_a_process_is_reported(end: str, because: str) -> None:
+def test_reason_for_the_end_of_a_process_is_reported(end: str, message: str) -> None:
     program = (
         f"import os, signal, sys\nfor n in range(2):\n  os.read(0, 65536)\n  if n: {end}\n  os.write(1, {ANSWER!r})\n"
         "  print('warning: a library of the driver says', file=sys.stderr, flush=True)"
@@ -717,7 +717,7 @@ def test_reason_for_the_end_of_a_process_is_reported(end: str, because: str) -> 
     source = IsolatedDriver(driver_process.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
     source.read()
 
-    assert refused(source) == f"the process for a driver {because}"
+    assert refused(source) == f"the process for a driver {message}"
     source.close()
 
 
@@ -735,7 +735,7 @@ def test_invalid_answer_ends_the_process(said: bytes, monkeypatch: pytest.Monkey
 
     first = refused(source)
     second = eventually(
-        lambda: because if source._processes.failures == 2 and (because := refused(source)) else answered(source)
+        lambda: message if source._processes.failures == 2 and (message := refused(source)) else answered(source)
     )
     source.close()
 
@@ -775,9 +775,9 @@ def test_missing_threads_affect_only_this_source(thread: str, monkeypatch: pytes
         full.setattr(subprocess, "Popen", remembered)
         full.setattr(threading.Thread, "start", refused_start)
         source.ask()
-        because = refused(source)
+        message = refused(source)
 
-    assert because == "the process for a driver cannot be started: can't start new thread"
+    assert message == "the process for a driver cannot be started: can't start new thread"
     assert [each.poll() for each in started] == [-signal.SIGKILL]
     assert all(pipe.closed for each in started for pipe in (each.stdin, each.stdout) if pipe)
     assert eventually(lambda: answered(source))

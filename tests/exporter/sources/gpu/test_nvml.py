@@ -347,7 +347,7 @@ def test_driver_with_a_clock_set_back_is_read_again_after_10_samples(gpus: NvmlG
 
 
 @pytest.mark.parametrize(
-    ("refused", "lost", "because", "counted"),
+    ("refused", "lost", "message", "counted"),
     [
         pytest.param(f"{SAMPLES} 3", {"processes"}, "utilisation of processes: Not Supported",
                      {"process_utilization": "not_supported"}, id="no samples"),
@@ -386,7 +386,7 @@ def test_driver_with_a_clock_set_back_is_read_again_after_10_samples(gpus: NvmlG
 def test_refused_value_is_unknown_and_others_are_read(
     refused: str,
     lost: set[str],
-    because: str | None,
+    message: str | None,
     counted: dict[str, str],
     gpus: NvmlGpus,
     driver_here: Driver,
@@ -398,7 +398,7 @@ def test_refused_value_is_unknown_and_others_are_read(
     whole = {"utilization_ratio", "memory_used_bytes", "memory_size_bytes"}
     assert {name for name in whole if getattr(gpu, name) is None} == lost - {"processes"}
     assert (figures(gpu) == {7: 0.5}) == ("processes" not in lost)
-    assert gpu.unknown == because
+    assert gpu.unknown == message
     assert gpu.figures.unknown == UNSUPPORTED | counted
 
 
@@ -569,7 +569,7 @@ def test_compute_instances_with_shared_memory_have_their_own_processes(driver_he
 
 
 @pytest.mark.parametrize(
-    ("refused", "processes", "memory_bytes", "because", "counted"),
+    ("refused", "processes", "memory_bytes", "message", "counted"),
     [
         pytest.param(f"{COMPUTE} 999", None, GIB, "list of compute processes: Unknown Error", {"processes": "failed"},
                      id="processes"),
@@ -582,7 +582,7 @@ def test_refused_value_of_one_instance_does_not_affect_others(
     refused: str,
     processes: list[int] | None,
     memory_bytes: int | None,
-    because: str,
+    message: str,
     counted: dict[str, str],
     driver_here: Driver,
 ) -> None:
@@ -592,7 +592,7 @@ def test_refused_value_of_one_instance_does_not_affect_others(
 
     assert (first.processes and [each.pid for each in first.processes]) == processes
     assert first.memory_used_bytes == memory_bytes
-    assert first.unknown == because
+    assert first.unknown == message
     assert first.figures.unknown == counted
     assert (second.processes, second.memory_size_bytes, second.figures.unknown) == ((), 4 * GIB, {})
 
@@ -822,15 +822,15 @@ def test_counter_that_the_gpu_does_not_have_is_not_read_again(driver_here: Drive
     assert later[-1] == {"fatal": 4}
 
 
-@pytest.mark.parametrize(("code", "because"), [(15, "GPU is lost"), (16, "GPU requires restart")])
-def test_gpu_is_lost_if_a_counter_says_so(code: int, because: str, driver_here: Driver) -> None:
+@pytest.mark.parametrize(("code", "message"), [(15, "GPU is lost"), (16, "GPU requires restart")])
+def test_gpu_is_lost_if_a_counter_says_so(code: int, message: str, driver_here: Driver) -> None:
     driver_here.answer(
         Card(figures=(f"{FATAL} 3 3 {code}", f"{CORRECTABLE} 3")), Card(uuid="GPU-1", figures=(f"{FATAL} 3",))
     )
 
     lost, other = NvmlGpus().read().gpus
 
-    assert (lost.lost, lost.unknown, lost.figures.pcie_errors) == (True, because, None)
+    assert (lost.lost, lost.unknown, lost.figures.pcie_errors) == (True, message, None)
     assert other.figures.pcie_errors == {"fatal": 3}
 
 
@@ -861,7 +861,7 @@ def test_invalid_name_is_escaped_and_does_not_affect_others(driver_here: Driver)
 
 
 @pytest.mark.parametrize(
-    ("failing", "lost", "because", "counted"),
+    ("failing", "lost", "message", "counted"),
     [
         pytest.param("* 15", True, "GPU is lost", {}, id="off the bus"),
         pytest.param("nvmlDeviceGetHandleByIndex 999", None, "Unknown Error", {"gpu": "failed"}, id="no answer"),
@@ -879,7 +879,7 @@ def test_invalid_name_is_escaped_and_does_not_affect_others(driver_here: Driver)
 def test_lost_gpu_keeps_its_name_and_does_not_affect_others(
     failing: str,
     lost: bool | None,
-    because: str,
+    message: str,
     counted: dict[str, str],
     gpus: NvmlGpus,
     driver_here: Driver,
@@ -899,7 +899,7 @@ def test_lost_gpu_keeps_its_name_and_does_not_affect_others(
         memory_used_bytes=None,
         memory_size_bytes=None,
         processes=None,
-        unknown=because,
+        unknown=message,
         figures=GpuFigures(unknown=counted),
         lost=lost,
     )
@@ -926,7 +926,7 @@ def test_returned_gpu_restarts_its_samples(gpus: NvmlGpus, driver_here: Driver) 
 
 
 @pytest.mark.parametrize(
-    ("but", "session", "because"),
+    ("but", "session", "message"),
     [
         pytest.param([], 2, "Uninitialized", id="reloaded"),
         pytest.param(["error - * 9"], 1, "Driver Not Loaded", id="module removed"),
@@ -942,7 +942,7 @@ def test_returned_gpu_restarts_its_samples(gpus: NvmlGpus, driver_here: Driver) 
     ],
 )
 def test_driver_that_disappears_fails_the_sample_and_is_initialised_in_the_next(
-    but: list[str], session: int, because: str, gpus: NvmlGpus, driver_here: Driver
+    but: list[str], session: int, message: str, gpus: NvmlGpus, driver_here: Driver
 ) -> None:
     driver_here.answer(busy(), but=tuple(but), session=session)
     with pytest.raises(DriverError) as refused:
@@ -952,7 +952,7 @@ def test_driver_that_disappears_fails_the_sample_and_is_initialised_in_the_next(
     back = only(gpus.read())
     driver_here.answer(busy(at_us=501), session=3)
 
-    assert str(refused.value) == f"the NVIDIA driver does not answer: {because}"
+    assert str(refused.value) == f"the NVIDIA driver does not answer: {message}"
     assert figures(back) == {7: None}
     assert figures(only(gpus.read())) == {7: 0.5}
 

@@ -307,7 +307,7 @@ def test_reloaded_driver_is_read_again(program: Exporter, driver: Driver, two_wo
     assert gone("collector_success", collector="source_gpu") == 0
     assert gone("gpu_info") is None
     assert gone("worker_alive", worker="w0") == 1
-    reasons = [(each["event"], each.get("because")) for each in program.stop() if each.get("source") == "gpu"]
+    reasons = [(each["event"], each.get("reason")) for each in program.stop() if each.get("source") == "gpu"]
     assert reasons == [
         ("source failed", "the NVIDIA driver does not answer: Driver Not Loaded"),
         ("source answers again", None),
@@ -335,8 +335,8 @@ def test_hanging_call_makes_the_gpus_unknown(house: Path, driver: Driver, start_
     assert (hung("sample_age_seconds") or 0) < SNAPSHOT_FRESH_S
     assert hung("worker_alive", worker="w0") == 1
     assert hung("container_unknown_samples_total", container="w0", field="gpu", reason="source_failed")
-    reasons = [each.get("because", "") for each in log if each.get("source") == "gpu"]
-    assert any(because.startswith("a call into the NVIDIA driver did not return within 3 s") for because in reasons)
+    reasons = [each.get("reason", "") for each in log if each.get("source") == "gpu"]
+    assert any(message.startswith("a call into the NVIDIA driver did not return within 3 s") for message in reasons)
 
 
 @pytest.mark.needs_compiler
@@ -472,7 +472,7 @@ def test_no_gpus_without_the_library(house: Path, no_library: dict[str, str]) ->
 
     assert found("gpu_info") is None
     assert found("collector_success", collector="source_gpu") is None
-    assert (log[0]["event"], log[0]["because"].partition(" (")[0]) == (
+    assert (log[0]["event"], log[0]["reason"].partition(" (")[0]) == (
         "no NVIDIA GPUs are read",
         f"{LIBRARY} cannot be loaded",
     )

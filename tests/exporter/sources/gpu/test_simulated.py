@@ -72,7 +72,7 @@ def test_process_without_values_is_unknown_not_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "because"),
+    ("text", "message"),
     [
         pytest.param("", "the file: Invalid JSON", id="empty"),
         pytest.param('{"gpus": [{"uuid": "GPU-s', "the file: Invalid JSON", id="half-written"),
@@ -91,11 +91,11 @@ def test_process_without_values_is_unknown_not_zero(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_invalid_file_is_rejected_with_the_place(text: str, because: str, tmp_path: Path) -> None:
+def test_invalid_file_is_rejected_with_the_place(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "gpus.json"
     path.write_text(text)
 
-    with pytest.raises(SimulationError, match=because) as refused:
+    with pytest.raises(SimulationError, match=message) as refused:
         simulated.read(path)
 
     assert str(path) in str(refused.value)

@@ -104,19 +104,19 @@ def test_server_error_is_a_failure(peer: Peer) -> None:
 def test_closed_port_is_a_failure(peer: Peer) -> None:
     peer.close()
 
-    answered, because = ask(peer)
+    answered, message = ask(peer)
 
     assert not answered
-    assert because == "connection failed: Connection refused"
+    assert message == "connection failed: Connection refused"
 
 
 def test_silent_server_times_out(peer: Peer) -> None:
     peer.behaves = hangs(peer)
 
     started_s = time.monotonic()
-    answered, because = ask(peer, within_s=0.3)
+    answered, message = ask(peer, within_s=0.3)
 
-    assert (answered, because) == (False, "no answer within 0.3 s")
+    assert (answered, message) == (False, "no answer within 0.3 s")
     assert time.monotonic() - started_s < 30
 
 
@@ -127,9 +127,9 @@ def test_server_that_drips_bytes_times_out(peer: Peer) -> None:
 
     peer.behaves = drip
 
-    answered, because = within(30, lambda: ask(peer, within_s=0.3))
+    answered, message = within(30, lambda: ask(peer, within_s=0.3))
 
-    assert (answered, because) == (False, "no answer within 0.3 s")
+    assert (answered, message) == (False, "no answer within 0.3 s")
 
 
 def test_endless_first_line_is_not_read_to_its_end(peer: Peer) -> None:
@@ -141,9 +141,9 @@ def test_endless_first_line_is_not_read_to_its_end(peer: Peer) -> None:
 
     peer.behaves = flood
 
-    answered, because = within(30, lambda: ask(peer))
+    answered, message = within(30, lambda: ask(peer))
 
-    assert (answered, because) == (False, "the response is not HTTP/1")
+    assert (answered, message) == (False, "the response is not HTTP/1")
     assert sent[0] < 64 * 2**20
 
 
@@ -200,7 +200,7 @@ def test_unanswered_time_grows_until_the_server_answers(peer: Peer, prober: Prob
     asking = prober.state("llm@1")
     assert asking.answered
     word = "the connection closed without a response"
-    eventually(lambda: prober.state("llm@1").because == word, "the reason is that of the newest probe")
+    eventually(lambda: prober.state("llm@1").message == word, "the reason is that of the newest probe")
     peer.behaves = answers(b"HTTP/1.1 204 No Content\r\n\r\n")
     eventually(lambda: probe_failing_s(prober) == 0.0, "it answers again")
 

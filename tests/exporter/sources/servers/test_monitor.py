@@ -113,14 +113,14 @@ def test_missing_health_check_result_is_unknown(servers: Servers) -> None:
 
 
 def test_invalid_labels_are_logged_once(servers: Servers, logged: LogCapture) -> None:
-    problem = Unknown(reason="other_host", because="no other place is called")
+    problem = Unknown(reason="other_host", message="no other place is called")
     wrong = build.container(name="llm", server=build.server(probe=problem))
 
     found: ServerEvidence = [look(servers, wrong) for _ in range(3)][-1]
 
     assert (found.probe, found.answered, found.probe_failing_s) == (problem, None, None)
     assert logged.entries == [
-        {"event": "server cannot be probed", "log_level": "warning", "container": "llm", "because": problem.because}
+        {"event": "server cannot be probed", "log_level": "warning", "container": "llm", "reason": problem.message}
     ]
 
 

@@ -4,7 +4,7 @@ from alembic import op
 
 from remediator.ledger.schema import METADATA
 
-revision = "0013"
+revision = "0014"
 down_revision = None
 
 
