@@ -13,7 +13,7 @@ import yaml
 from deploy.standalone import debian_packages
 from exporter import reference
 from testbed.check_release import CHECKOUT
-from tests.alerts.scenes import END_S, LIMIT_S, FIXED_S, SCENES, WEDGES, Scene, Wedge, wedged
+from tests.alerts.scenes import END_S, FIXED_S, LIMIT_S, SCENES, WEDGES, Scene, Wedge, wedged
 from tests.alerts.test_literals import rules
 from tests.asking import PLAIN
 from tests.remediator.listening import listening
