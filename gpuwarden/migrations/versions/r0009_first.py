@@ -2,9 +2,9 @@
 
 from alembic import op
 
-from remediator.ledger.schema import METADATA
+from gpuwarden.queue.schema import METADATA
 
-revision = "0014"
+revision = "0009"
 down_revision = None
 
 

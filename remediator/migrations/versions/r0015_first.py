@@ -2,9 +2,9 @@
 
 from alembic import op
 
-from gpuwarden.queue.schema import METADATA
+from remediator.ledger.schema import METADATA
 
-revision = "0008"
+revision = "0015"
 down_revision = None
 
 
