@@ -9,7 +9,7 @@ import sys
 from contextlib import closing
 from dataclasses import asdict
 
-from gpuwarden.cli.acts import add_act, add_reason, add_json
+from gpuwarden.cli.acts import add_act, add_json, add_reason
 from gpuwarden.format import Parser, format_time, table
 from gpuwarden.queue import JobStore, is_gpu
 from gpuwarden.queue.open import current, existing

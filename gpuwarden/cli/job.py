@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from gpuwarden.cli.acts import add_act, add_reason, add_json
+from gpuwarden.cli.acts import add_act, add_json, add_reason
 from gpuwarden.cli.progress import figures, report_of, reports, short, whole
 from gpuwarden.fields import made_from
 from gpuwarden.format import Parser, format_duration, format_time, format_utc_time, operator_name, printable

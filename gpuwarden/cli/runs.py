@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from gpuwarden.cli.acts import add_act, add_reason, add_json
+from gpuwarden.cli.acts import add_act, add_json, add_reason
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, format_duration, format_time, operator_name, printable
 from gpuwarden.job import FINAL, ItemState, JobClass, State

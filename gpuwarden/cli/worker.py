@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 
-from gpuwarden.cli.acts import add_act, add_reason, add_json
+from gpuwarden.cli.acts import add_act, add_json, add_reason
 from gpuwarden.format import Parser, format_duration, operator_name, printable, table
 from gpuwarden.queue import JobStore, WorkerRow
 from gpuwarden.queue.open import current, existing
