@@ -7,7 +7,7 @@ _INFO_IS_1: Final = "an info series is always 1"
 _ONLY_PRESENCE: Final = "only the presence of a value matters"
 _MISSING: Final = "gpuwarden:host_scrape_missing:timestamp_seconds"
 _UNKNOWN: Final = "gpuwarden_gpu_unknown_samples_total{%s}"
-_WATCHED: Final = 'figure=~"gpu|utilization|memory|processes|process_utilization", '
+_WATCHED: Final = 'field=~"gpu|utilization|memory|processes|process_utilization", '
 _READABLE: Final = 'reason!~"not_supported|not_told|asleep|hung"'
 _REASONS: Final = ("not_supported|", "not_told|", "asleep|", "|hung")
 _NO_INSTANCE: Final = "the label instance was removed before, or is removed next"
