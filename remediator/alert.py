@@ -198,7 +198,7 @@ def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits
         known = ", ".join(sorted(remedies[remedy].conditions))
         reason, message = (
             Reason.UNKNOWN_CONDITION,
-            f"unknown trip {_short(labels.get('condition')) or '(none)'}; {remedy} confirms: {known}",
+            f"unknown condition {_short(labels.get('condition')) or '(none)'}; {remedy} confirms: {known}",
         )
     elif remedies[remedy].subject is Subject.HOST:
         return _admit_host(alert, remedy)

@@ -137,7 +137,7 @@ class Measure:
     def __str__(self) -> str:
         return (
             f"{self.words:6} words, per 1,000: {self.hard:5.1f} hard (at most {HARD_MAX:g}), "
-            f"{self.long:4.1f} long (at most {LONG_MAX:g}); {self.density:4.0f} words per 100 lines "
+            f"{self.long:4.1f} long (at most {LONG_MAX:g}); {self.density:5.1f} words per 100 lines "
             f"(at most {WORDS_MAX:g}); {self.refused} refused words"
         )
 

@@ -4,7 +4,7 @@ import math
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 import pytest
 import structlog
@@ -18,7 +18,7 @@ from exporter import reference
 from exporter.collectors import COLLECTORS, jobs
 from exporter.collectors import registry as scrape
 from exporter.evidence.gpu_attribution import NO_GPU
-from exporter.model.container import GpuShare, VramBudget
+from exporter.model.container import ContainerEvidence, GpuShare, RamUse, VramBudget
 from exporter.model.snapshot import Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
 from exporter.model.timeouts import PhaseTimeouts
@@ -144,10 +144,8 @@ def test_unknown_is_absent_and_measured_zero_is_zero() -> None:
     assert values(text, "gpuwarden_worker_heartbeat_age_seconds", worker="w3") == []
 
 
-NOTHING: Final = dict.fromkeys(
-    ("gpu_idle_s", "ram_idle_s", "io_idle_s", "page_fault_idle_s", "cpu_idle_s", "gpu_last_busy_age_s"), None
-)
-"""A container without any known value."""
+DURATIONS: Final = [name for name, kind in get_type_hints(ContainerEvidence).items() if kind == float | None]
+"""Each value of a container that may be unknown. A new one is tested at once."""
 
 
 def not_numbers(snapshot: Snapshot) -> set[str]:
@@ -156,7 +154,10 @@ def not_numbers(snapshot: Snapshot) -> set[str]:
 
 
 def test_unknown_inputs_of_rules_are_nan_as_the_reference_says() -> None:
-    unknown = build.evidence(gpu_unknown=Unknown(reason="not_measured", message=""), **NOTHING)
+    unknown = build.evidence(
+        gpu_unknown=Unknown(reason="not_measured", message=""), ram=RamUse(usage_bytes=None),
+        **dict.fromkeys(DURATIONS, None),
+    )  # fmt: skip
     gpus = build.gpus(build.gpu(0, memory_free_bytes=None))
     server = build.server_evidence(answered=None, probe_failing_s=None)
     jobs = [
@@ -176,7 +177,7 @@ def test_unknown_inputs_of_rules_are_nan_as_the_reference_says() -> None:
 
     assert found == {name for name, when in reference.absent().items() if "NaN" in when}
     share = GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0)
-    known = build.evidence(gpu_last_busy_age_s=1.0, shares=(share,))
+    known = build.evidence(shares=(share,), ram=golden.with_all_figures(build.RAM), **dict.fromkeys(DURATIONS, 1.0))
     well = build.snapshot(
         build.sighting(job=build.job_file(step=100, step_max_s=1.0)),
         containers=(known,), worker_evidence={"w0": known}, gpus=build.gpus(build.gpu(0, memory_free_bytes=1)),
