@@ -46,7 +46,6 @@ REFUSED: Final = frozenset({
 LATER: Final = frozenset(
     {
         "",
-        "bench/corpus",
         "docs",
         "docs/runbooks",
         "tests",

@@ -1,7 +1,6 @@
-"""What the rules make of a corpus of what really happens, beside what people use instead of them today.
+"""Judge the alert rules, and common alternatives to them, by a corpus of scenarios.
 
-`scenario` says what a scenario is, `host` plays one and publishes it as the exporter would, and `judge` asks promtool
-what fires.
+`scenario` defines a scenario, `host` plays it and publishes the exporter's series, and `judge` runs promtool.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,10 +13,10 @@ from gpuwarden.job import Condition
 
 
 def measure() -> Iterator[Figure]:
-    """Every scenario by every policy; what is marked `not_yet` is told apart for ours.
+    """Judge every scenario by every policy.
 
     Raises:
-        BenchError: a scenario cannot be understood, or promtool fails.
+        BenchError: a scenario is invalid, or promtool fails.
     """
     try:
         scenarios = scenario_file.read()
@@ -31,22 +30,22 @@ def measure() -> Iterator[Figure]:
             progress(f"{marked}: {each.scenario.place}: {wrong}")
     for name, found in scores(played):
         yield figure("corpus", f"{name}: false kills", "", [found.false])
-        yield figure("corpus", f"{name}: missed, of {found.wedged} wedged jobs", "", [found.missed])
+        yield figure("corpus", f"{name}: missed, of {found.jobs} jobs", "", [found.missed])
         if name.startswith(OURS):
             yield figure("corpus", f"{name}: missed, of {found.others} others", "", [found.missed_others])
         if found.took_s:
-            yield figure("corpus", f"{name}: from wedge to verdict", "s", found.took_s)
+            yield figure("corpus", f"{name}: from fault to verdict", "s", found.took_s)
             yield figure("corpus", f"{name}: from the earliest moment to verdict", "s", found.late_s)
             yield figure("corpus", f"{name}: the same, evaluations too late", "", found.late_evaluations)
 
 
 def scores(played: Sequence[Played]) -> Iterator[tuple[str, Score]]:
-    """Each policy by its name: ours, ours without what is marked `not_yet` or is left to a budget, and the others."""
-    yield f"{OURS}, but for what is marked", score([each for each in played if not each.scenario.not_yet], OURS)
-    found_at_once = [
+    """Score of each policy; for ours also without `not_yet` and without budget verdicts."""
+    yield f"{OURS}, without not_yet", score([each for each in played if not each.scenario.not_yet], OURS)
+    without_budget = [
         each for each in played if Condition.BUDGET not in {verdict.condition for verdict in each.scenario.verdicts}
     ]
-    yield f"{OURS}, but for what a budget ends", score(found_at_once, OURS)
+    yield f"{OURS}, without budget", score(without_budget, OURS)
     yield OURS, score(played, OURS)
     for policy in POLICY_NAMES:
         yield f"{policy} only" if policy != "timeout or idle" else policy, score(played, policy)

@@ -1,7 +1,4 @@
-"""`python -m bench.corpus [PLACE ...]`: what the rules make of the scenarios of a file or a folder, a line each.
-
-For who writes one: it says who fired when, and what of that is not what the scenario wants.
-"""
+"""`python -m bench.corpus [PLACE ...]`: judge scenario files, and print their alerts and faults."""
 
 import argparse
 import sys
@@ -15,15 +12,15 @@ from deploy.standalone.debian_packages import PartMissing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Play and print; 1 where one is judged otherwise than it wants, 2 where none can be played."""
+    """Play and print. Exit code 1: a verdict is wrong. 2: a file is invalid."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.corpus",
-        description="Judge scenarios by the rules that ship, and by what people use instead (docs/corpus.md).",
-        epilog="Exit code: 0 where all are judged as they want, 1 where one is not, 2 where one cannot be read.",
+        description="Judge scenarios by our alert rules and by common alternatives (docs/corpus.md).",
+        epilog="Exit code: 0 if all verdicts are right, 1 if one is wrong, 2 if a file is invalid.",
     )
     parser.add_argument(
         "places", metavar="PLACE", type=Path, nargs="*",
-        help="a file, or a folder of *.yaml or *.yml; those of this checkout where none is named",
+        help="a file, or a folder with *.yaml or *.yml (default: the scenarios of this checkout)",
     )  # fmt: skip
     try:
         played = play(scenario_file.read(*parser.parse_args(argv).places))
@@ -37,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _lines(played: Played) -> Iterator[str]:
     wrong, one = played.wrong(), played.scenario
-    marked = ", and is marked not_yet" if one.not_yet else ""
+    marked = ", marked not_yet" if one.not_yet else ""
     yield f"{one.place}: {'wrong' if wrong else 'right'}{marked}: {one.name}"
     yield from (f"    {each}" for each in wrong)
     for each in sorted(played.fired, key=lambda each: each.at_s):

@@ -1,4 +1,4 @@
-"""The GPUs of a host, as its driver tells of them."""
+"""The GPU driver of a played host."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,12 +13,12 @@ from exporter.sources.gpu.nvml import process_samples
 from exporter.sources.gpu.nvml.process_samples import Cursor, Listed
 
 GPU_MIB: Final = 15360
-"""The memory of every GPU."""
+"""Memory of every GPU."""
 SHARED_RATIO: Final = 0.4
 
 
 class Driver:
-    """One host's driver. `booted_s` is when it began to count, and `began_s` when its exporter began to listen."""
+    """One host's driver. Its counters start at `booted_s`, and its exporter listens from `began_s` on."""
 
     def __init__(self, host: str, scenario: Scenario, lives: Sequence[Life]) -> None:
         self.booted_s = self.began_s = -1
@@ -30,15 +30,15 @@ class Driver:
         }
         self._reports = {each: _reported([one for _, one in timeline]) for each, timeline in self._conditions.items()}
         self._held_on: dict[str, dict[tuple[str, int], float]] = {}  # MiB, by GPU and life
-        self._told: tuple[object, GpuReadings | None] = ((), None)
+        self._cached: tuple[object, GpuReadings | None] = ((), None)
 
     @property
     def has_gpus(self) -> bool:
-        """Whether there is anything to ask."""
+        """Whether the host has a GPU."""
         return bool(self._gpus)
 
     def readings(self, second: int) -> GpuReadings | None:
-        """What the driver tells; nothing while it does not answer, for one GPU or another."""
+        """Return its readings; `None` while it does not answer for some GPU."""
         states = {number: at(each, second, GpuHealth()).state for number, each in self._conditions.items()}
         figures = {number: self._figures(number, second) for number in self._gpus}
         asked = (
@@ -46,13 +46,14 @@ class Driver:
             *figures.values(),
             *((each.pid, each.doing, each.used.vram_mib) for each in self._lives),
         )
-        before, told = self._told
+        before, readings = self._cached
         if asked != before:
-            self._told = asked, (told := None if "unanswered" in states.values() else self._readings(states, figures))
-        return told
+            readings = None if "unanswered" in states.values() else self._readings(states, figures)
+            self._cached = asked, readings
+        return readings
 
     def _figures(self, number: str, second: int) -> GpuFigures:
-        """Its errors and what holds its clocks down, each where anything is said of it at any time."""
+        """Its errors and throttle reasons, if the scenario has any."""
         timeline, reports = self._conditions[number], self._reports[number]
         found = [each.ecc_uncorrected or 0 for since_s, each in timeline if self.booted_s < since_s <= second]
         throttled = at(timeline, second, GpuHealth()).throttled or ()
@@ -62,35 +63,35 @@ class Driver:
         )
 
     def health(self, second: int) -> Mapping[str, DriverHealth]:
-        """The errors that its driver has reported since its exporter began to wait for them."""
+        """XIDs since `began_s`."""
         found = Counter(
             (f"GPU-{number}", each.xid)
             for number, timeline in self._conditions.items()
             for since_s, each in timeline
             if each.xid is not None and self.began_s < since_s <= second
         )
-        told = any("xid" in reports for reports in self._reports.values())
-        return {NUMBERED: DriverHealth(xids=found)} if told else {}
+        reported = any("xid" in reports for reports in self._reports.values())
+        return {NUMBERED: DriverHealth(xids=found)} if reported else {}
 
     def _readings(self, states: Mapping[str, str], figures: Mapping[str, GpuFigures]) -> GpuReadings:
-        told: list[Gpu] = []
+        listed: list[Gpu] = []
         for number, state in states.items():
             parent, _, part = number.partition(":")
             if state == "vanished" or (part and states[parent] in ("lost", "vanished")):
                 continue
             if part:
-                told.append(self._instance(number, state))
+                listed.append(self._instance(number, state))
             elif parts := [each for each in self._gpus if each.startswith(f"{number}:")]:
-                told.append(self._cut(number, state, parts, figures[number]))
+                listed.append(self._partitioned(number, state, parts, figures[number]))
             else:
-                told.append(replace(self._gpu(number, state), figures=figures[number]))
+                listed.append(replace(self._gpu(number, state), figures=figures[number]))
         return GpuReadings(
             source="nvml",
-            gpus=tuple(replace(each, xids_watched="xid" in self._reports[each.number]) for each in told),
+            gpus=tuple(replace(each, xids_watched="xid" in self._reports[each.number]) for each in listed),
         )
 
-    def _cut(self, number: str, state: str, parts: Sequence[str], figures: GpuFigures) -> Gpu:
-        """A GPU in MIG mode, as the NVML source reads it: only its instances say what each process does."""
+    def _partitioned(self, number: str, state: str, parts: Sequence[str], figures: GpuFigures) -> Gpu:
+        """A GPU in MIG mode, whose processes are listed by its instances."""
         used_mib = sum(
             self._used_mib(each, [life for life in self._lives if life.runs and each in life.program.gpus])
             for each in parts
@@ -103,7 +104,7 @@ class Driver:
         )  # fmt: skip
 
     def _instance(self, number: str, state: str) -> Gpu:
-        """An instance of it: how busy that is, and what each process does there, is told by nobody."""
+        """A MIG instance, whose utilisation is unknown."""
         parent, _, part = number.partition(":")
         size = int(GPU_MIB * MIB / sum(each.startswith(f"{parent}:") for each in self._gpus))
         lives = [each for each in self._lives if each.runs and number in each.program.gpus]
@@ -119,17 +120,17 @@ class Driver:
         )  # fmt: skip
 
     def _gpu(self, number: str, state: str) -> Gpu:
-        """As its driver tells it."""
+        """A whole GPU."""
         lives = [each for each in self._lives if each.runs and number in each.program.gpus]
         ratios = [None if state == "unmeasured" else self._ratio(each, number) for each in lives]
         used_mib = self._used_mib(number, lives, holds_on=state == "holds on")
-        beside = SHARED_RATIO if state == "shared" else 0.0
+        unlisted_ratio = SHARED_RATIO if state == "shared" else 0.0
         known = state not in ("lost", "unmeasured")
         return Gpu(
             uuid=f"GPU-{number}",
             index=int(number),
             name="NVIDIA T4",
-            utilization_ratio=min(1.0, beside + sum(each or 0.0 for each in ratios)) if known else None,
+            utilization_ratio=min(1.0, unlisted_ratio + sum(each or 0.0 for each in ratios)) if known else None,
             memory_used_bytes=None if state == "lost" else int(used_mib * MIB),
             memory_size_bytes=GPU_MIB * MIB,
             memory_free_bytes=None if state == "lost" else int((GPU_MIB - used_mib) * MIB),
@@ -144,7 +145,7 @@ class Driver:
         )
 
     def _used_mib(self, number: str, lives: Sequence[Life], *, holds_on: bool = False) -> float:
-        """What its driver counts as in use: also what those held who have ended since it began to hold on to that."""
+        """Memory in use; while the driver `holds on`, also that of ended processes."""
         held = {(each.program.name, each.pid): each.used.vram_mib for each in lives}
         self._held_on[number] = {**self._held_on.get(number, {}), **held} if holds_on else held
         return sum(self._held_on[number].values())
@@ -157,6 +158,6 @@ class Driver:
 
 
 def _reported(conditions: Iterable[GpuHealth]) -> frozenset[str]:
-    """What its driver reports of a GPU beside how it is used."""
+    """Parts of `GpuHealth` that the driver reports."""
     parts = ("xid", "ecc_uncorrected", "throttled")
     return frozenset(part for each in conditions for part in parts if getattr(each, part) is not None)

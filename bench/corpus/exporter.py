@@ -1,4 +1,4 @@
-"""The exporter of a host: what it sees of what is played, by the exporter's own pure modules."""
+"""The exporter of a played host, made of the real exporter's pure modules."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,19 +25,19 @@ from exporter.state import answered_servers
 from exporter.state.file import PersistedFileError
 from gpuwarden.state_file import Stamp
 
-ASKED_EVERY_S: Final = 10
+PROBE_EVERY_S: Final = 10
 
 
 @dataclass(kw_only=True)
 class AnsweredFile:
-    """The exporter's file of servers that have answered: it outlives the exporter."""
+    """The exporter's persistent file of servers that have answered."""
 
     content: bytes = b""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Member:
-    """One of several workers of a container: its history, what counts as its own processes, and their use of GPUs."""
+    """A worker of a shared container, its processes and their GPU use."""
 
     worker: str
     history: ContainerHistory
@@ -46,17 +46,17 @@ class _Member:
 
 
 class Containers:
-    """What the exporter has seen of each container, and of each worker of those that several share."""
+    """Histories of each container, and of each worker in a shared container."""
 
     def __init__(self, thresholds: Thresholds, lives: Sequence[Life]) -> None:
-        self.apart: dict[str, ContainerEvidence] = {}
+        self.by_worker: dict[str, ContainerEvidence] = {}
         self._thresholds = thresholds
         self._lives = lives
         self._containers: dict[str, ContainerHistory] = {}
-        self._apart_histories: dict[tuple[str, str, int], ContainerHistory] = {}
-        self._told_apart: dict[tuple[str, str, int], ContainerHistory] = {}
+        self._workers: dict[tuple[str, str, int], ContainerHistory] = {}
+        self._sampled_workers: dict[tuple[str, str, int], ContainerHistory] = {}
 
-    def look(
+    def sample(
         self,
         running: Mapping[str, Container],
         gpus: GpuReadings | None,
@@ -66,12 +66,12 @@ class Containers:
         *,
         found: bool,
     ) -> dict[str, ContainerEvidence]:
-        """The evidence of each, by its id; `apart` has that of workers. `found` is whether this is the first look."""
+        """Return the evidence of each container by id, and set `by_worker`. `found` marks the first sample."""
         self._containers = {key: known for key, known in self._containers.items() if key in running}
-        self.apart, self._told_apart = {}, {}
-        told = {each.id: self._observe(each, gpus, lost, second, now, found=found) for each in running.values()}
-        self._apart_histories = self._told_apart
-        return told
+        self.by_worker, self._sampled_workers = {}, {}
+        evidence = {each.id: self._observe(each, gpus, lost, second, now, found=found) for each in running.values()}
+        self._workers = self._sampled_workers
+        return evidence
 
     def _observe(
         self,
@@ -84,13 +84,13 @@ class Containers:
         found: bool,
     ) -> ContainerEvidence:
         inside = [each for each in self._lives if each.program.container == container.name and each.runs]
-        asked = {pid: work for each in inside for pid, work in each.asked(second).items()}
-        born = frozenset(pid for each in inside for pid in each.born)
+        checks = {pid: work for each in inside for pid, work in each.health_checks(second).items()}
+        pids_of_lives = frozenset(pid for each in inside for pid in each.origins)
         unreaped = any(
             each.doing.process is Process.UNREAPED and each.program.container == container.name for each in self._lives
         )
-        # Of one that runs and has no process to be seen, the exporter knows none.
-        pids = None if unreaped and not inside else born | asked.keys()
+        # The pids of a running container without a visible process are unknown.
+        pids = None if unreaped and not inside else pids_of_lives | checks.keys()
         unread = {what for each in inside for what in each.doing.unread}
         ram = RamUse(usage_bytes=int(sum(each.ram_now_mib(second) for each in inside) * MIB))
         if "ram" in unread:
@@ -100,12 +100,12 @@ class Containers:
             history = self._containers[container.incarnation] = ContainerHistory(self._thresholds, ran_before=found)
         use = history.attribute(container, pids, gpus)
         members = self._members(container, inside, gpus, history, found=found)
-        work = ContainerWork(processes={each.works_in: each.work for each in inside} | asked)
+        work = ContainerWork(processes={each.works_in: each.work for each in inside} | checks)
         if "work" in unread:
             work = work_history.NOT_SAMPLED
         for each in members:
             own_ram = sum(life.ram_now_mib(second) for life in inside if life.works_in in each.pids)
-            self.apart[each.worker] = each.history.observe(
+            self.by_worker[each.worker] = each.history.observe(
                 container, each.use, RamUse(usage_bytes=int(own_ram * MIB)), work_history.select_work(work, each.pids),
                 now_s=now.boottime_s,
             )  # fmt: skip
@@ -128,15 +128,16 @@ class Containers:
         *,
         found: bool,
     ) -> list[_Member]:
-        """The live workers that share a container, each by what counts as its own processes."""
+        """The live workers of a shared container."""
         workers = {each.program.name: each.pid for each in inside if each.files.worker is not None}
         if len(workers) < 2:
             return []
-        born = {pid: each for life in inside for pid, each in life.born.items()}
+        origins = {pid: each for life in inside for pid, each in life.origins.items()}
         members = []
-        for name, pids in process_ownership.pids_by_worker(born.keys(), born, workers, first=container.pid).items():
+        owned = process_ownership.pids_by_worker(origins.keys(), origins, workers, first=container.pid)
+        for name, pids in owned.items():
             key = (container.incarnation, name, workers[name])
-            own = self._told_apart[key] = self._apart_histories.get(key) or ContainerHistory(
+            own = self._sampled_workers[key] = self._workers.get(key) or ContainerHistory(
                 self._thresholds, ran_before=found
             )
             use = gpu_attribution.attribute_gpus(
@@ -147,30 +148,30 @@ class Containers:
 
 
 class Servers:
-    """The servers that the exporter asks, and which of them have ever answered."""
+    """The probed servers, and which of them have ever answered."""
 
     def __init__(self, lives: Sequence[Life], file: AnsweredFile) -> None:
         self._lives = lives
         self._file = file
-        self._askings: dict[str, ProbeState] = {}
+        self._probes: dict[str, ProbeState] = {}
         self._answered: set[str] | None = None
 
-    def look(self, running: Mapping[str, Container], second: int, now: Stamp) -> Iterator[ServerEvidence]:
-        """The evidence of each; every server is asked that is due."""
-        if self._answered is None:  # as an exporter that is started reads its file
-            self._answered = set(self._kept(now))
+    def sample(self, running: Mapping[str, Container], second: int, now: Stamp) -> Iterator[ServerEvidence]:
+        """Probe the servers that are due, and return the evidence of each."""
+        if self._answered is None:  # at the start of the exporter
+            self._answered = set(self._read_file(now))
         for life in self._lives:
             key = f"{life.program.container}@{life.lives}"
             if life.program.kind != "server" or key not in running:
                 continue
-            asking = self._askings.get(key, ProbeState())
+            probe = self._probes.get(key, ProbeState())
             if running[key].paused:
-                asking = asking.reset()
-            elif second % ASKED_EVERY_S == 0:
-                told = life.doing.answers and life.doing.process is Process.WORKS
-                asking = asking.add_probe(told, began_s=now.boottime_s, ended_s=now.boottime_s, gap_max_s=30.0)
-            self._askings[key] = asking
-            if asking.answered and key not in self._answered:
+                probe = probe.reset()
+            elif second % PROBE_EVERY_S == 0:
+                answers = life.doing.answers and life.doing.process is Process.WORKS
+                probe = probe.add_probe(answers, began_s=now.boottime_s, ended_s=now.boottime_s, gap_max_s=30.0)
+            self._probes[key] = probe
+            if probe.answered and key not in self._answered:
                 self._answered.add(key)
                 self._file.content = answered_servers.render(self._answered, now=now)
             yield ServerEvidence(
@@ -178,10 +179,10 @@ class Servers:
                 probe=Probe(kind="http", restart_after_s=life.program.silence_s, port=80, target="/"),
                 workers=0,
                 answered=key in self._answered,
-                probe_failing_s=asking.probe_failing_s(now_s=now.boottime_s, fresh_s=30.0),
+                probe_failing_s=probe.probe_failing_s(now_s=now.boottime_s, fresh_s=30.0),
             )
 
-    def _kept(self, now: Stamp) -> tuple[str, ...]:
+    def _read_file(self, now: Stamp) -> tuple[str, ...]:
         try:
             return answered_servers.parse(self._file.content, now=now)
         except PersistedFileError:
@@ -192,12 +193,12 @@ class Exporter:
     """One run of the exporter of a host.
 
     Args:
-        host: its host's name.
-        lives: the programs of the host.
-        driver: the driver of its GPUs.
-        places: the engine's containers, by id: it lists those that are down too.
-        answered: its file of servers that have answered.
-        now: the time of the last look.
+        host: name of the host.
+        lives: programs of the host.
+        driver: its GPU driver.
+        places: the engine's containers by id, also stopped ones.
+        answered: file of servers that have answered.
+        now: time of the last sample.
     """
 
     def __init__(
@@ -211,7 +212,7 @@ class Exporter:
         now: Callable[[], Stamp],
     ) -> None:
         self.snapshot: Snapshot | None = None
-        """What it saw last; `None` before its first look."""
+        """The last sample; `None` before the first."""
 
         self._host, self._lives, self._driver, self._places = host, lives, driver, places
         self._thresholds = thresholds = Thresholds()
@@ -224,11 +225,11 @@ class Exporter:
         self._losses = GpuLossTracker(gap_max_s=thresholds.gap_max_s)
         self._returns = VramReclaimTracker(bound_s=thresholds.vram_return_s, gap_max_s=thresholds.gap_max_s)
 
-    def look(self, second: int, now: Stamp) -> None:
-        """See what there is at this second."""
+    def sample(self, second: int, now: Stamp) -> None:
+        """Sample the host at this second."""
         losses, gpus = self._losses.observe(self._driver.readings(second), now_s=now.boottime_s)
-        running = {each.incarnation: each for each in self._listed()}
-        found = self._containers.look(running, gpus, losses.named, second, now, found=self.snapshot is None)
+        running = {each.incarnation: each for each in self._list_containers()}
+        found = self._containers.sample(running, gpus, losses.named, second, now, found=self.snapshot is None)
         sightings, ended, dead_s, cpu_idle_s = [], {}, {}, {}
         for life in self._lives:
             if life.files.worker is None:
@@ -237,7 +238,7 @@ class Exporter:
             place = next((each for each in running.values() if each.id == key), self._places.get(key))
             if place is None:
                 continue
-            # What is down is paused no more.
+            # A stopped container is not paused.
             self._places[key] = replace(place, paused=False) if place.paused else place
             sightings.append(
                 WorkerReading(
@@ -266,25 +267,26 @@ class Exporter:
             host=self._host, taken=now, gpus=gpus, workers=WorkerReadings(workers=tuple(sightings)),
             containers=tuple(found.values()), sources=tuple(self._sources(gpus, now)), thresholds=self._thresholds,
             ended=tuple(ended.values()), dead_s=dead_s, cpu_idle_s=cpu_idle_s,
-            servers=tuple(self._servers.look(running, second, now)), gpu_lost_s=losses.seconds, lost_gpus=losses.named,
-            drivers=self._driver.health(second), worker_evidence=self._containers.apart,
+            servers=tuple(self._servers.sample(running, second, now)),
+            gpu_lost_s=losses.seconds, lost_gpus=losses.named,
+            drivers=self._driver.health(second), worker_evidence=self._containers.by_worker,
             reclaiming_bytes=self._returns.observe(gpus, now_s=now.boottime_s),
         )  # fmt: skip
 
     def _sources(self, gpus: GpuReadings | None, now: Stamp) -> Iterator[SourceHealth]:
-        """How reading each source went: of those that are played a driver alone can fail, and it answers at once."""
+        """Health of each source; only the driver can fail."""
         success = {"workers": True, "docker": True}
         if self._driver.has_gpus:
             success[NUMBERED] = gpus is not None
-        for source, did in success.items():
-            if did:
+        for source, succeeded in success.items():
+            if succeeded:
                 self._succeeded_unix_s[source] = now.unix_s
             yield SourceHealth(
-                source=source, success=did, duration_s=0.0, succeeded_unix_s=self._succeeded_unix_s.get(source)
+                source=source, success=succeeded, duration_s=0.0, succeeded_unix_s=self._succeeded_unix_s.get(source)
             )
 
-    def _listed(self) -> Iterator[Container]:
-        """The containers that run; several workers may share one."""
+    def _list_containers(self) -> Iterator[Container]:
+        """The running containers."""
         listed: set[str] = set()
         for life in self._lives:
             program = life.program

@@ -1,7 +1,6 @@
-"""What a host's exporter publishes while a scenario is played: seconds of what happens in, series out.
+"""Play a scenario on a host, and return the series that its exporter publishes.
 
-What programs do is made up here. What is seen of them is computed by the exporter's own pure modules and published by
-its own collectors: no series is made up.
+Only what programs do is simulated. The exporter's pure modules and collectors make all series.
 """
 
 import math
@@ -29,22 +28,22 @@ from remediator.plan import Limits
 from remediator.remedies import recycle_container
 
 STARTED_S: Final = 1_000_000
-"""By the host's clock as a scenario begins, seconds since its boot."""
+"""Start of a scenario, seconds since boot."""
 BEFORE_S: Final = int(WORK_WINDOW_S + Thresholds.gap_max_s)
-"""For so long before a change it is looked each second: what is averaged over a window then is so of equal looks."""
+"""The host is sampled each second from this long before a change, for the averages over a window."""
 AFTERWARDS_S: Final = int(30 + WORK_WINDOW_S + Thresholds.gap_max_s)
-"""And after one: by then the exporter's evidence has come to what it goes on with until the next."""
+"""And until this long after a change, when the evidence is steady again."""
 SCRAPED: Final = ("watched", "clock set", "rebooted")
 """Hosts whose scrapes succeed."""
 BLIND: Final = ("unwatched", "frozen", "asleep")
-"""Hosts whose exporter does not look."""
+"""Hosts whose exporter does not sample."""
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
-"""A series: its name and its labels, `host` among them."""
+"""A series: name and labels, with `host`."""
 
 
 class Host:
-    """One host: its programs, its GPUs, and the exporter that looks at them."""
+    """One host with its programs, GPUs and exporter."""
 
     def __init__(self, name: str, scenario: Scenario) -> None:
         self.name = name
@@ -59,7 +58,7 @@ class Host:
         self._places: dict[str, Container] = {}
         self._answered = AnsweredFile()
         self._every_s = math.gcd(int(self._thresholds.gap_max_s), scenario.scrape_s)
-        self._closely = frozenset(self._looked_at_closely(mine))
+        self._every_second = frozenset(self._seconds_near_changes(mine))
         self._exporter = self._start_exporter()
 
     def _start_exporter(self) -> Exporter:
@@ -69,11 +68,11 @@ class Host:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """What the exporter saw last; `None` while it does not run, and before its first look."""
+        """The exporter's last sample; `None` before the first."""
         return self._exporter.snapshot
 
     def play(self, second: int) -> None:
-        """Programs do until this second what they do, and the exporter looks, where it runs."""
+        """Let programs act until this second, and the exporter sample if it runs."""
         state = at(self._timeline, second, "watched")
         unix_s = STARTED_S + second + (3600 if state == "clock set" else 0)
         boots = sum(each == "rebooted" and since_s <= second for since_s, each in self._timeline)
@@ -90,17 +89,13 @@ class Host:
             self._driver.booted_s = second
         self._boots = boots
         if state not in BLIND:
-            self._exporter.look(second, now)
+            self._exporter.sample(second, now)
 
-    def finds_more(self, second: int) -> bool:
-        """Whether a look at this second finds what the ones around it do not tell.
+    def needs_sample(self, second: int) -> bool:
+        """Whether a sample at this second can change a series other than by the time that passed."""
+        return second % self._every_s == 0 or second in self._every_second
 
-        Else every look would find what the last one found, or the same more of it, and change no figure but by the time
-        that has passed.
-        """
-        return second % self._every_s == 0 or second in self._closely
-
-    def _looked_at_closely(self, programs: Sequence[Program]) -> Iterator[int]:
+    def _seconds_near_changes(self, programs: Sequence[Program]) -> Iterator[int]:
         ends_s = self._scenario.plays_s
         changes = {0} | {
             since_s for timeline in (self._timeline, *self._scenario.gpus.values()) for since_s, _ in timeline
@@ -108,20 +103,20 @@ class Host:
         for program in programs:
             changes |= {since_s for since_s, _ in program.does}
             for (since_s, doing), (until_s, _) in pairwise((*program.does, (ends_s, Doing()))):
-                if program.asked_every_s or _varies(doing, self._thresholds):
+                if program.asked_every_s or _needs_every_second(doing, self._thresholds):
                     yield from range(since_s, until_s)
         for since_s in changes:
             yield from range(max(0, since_s - BEFORE_S), since_s + AFTERWARDS_S + 1)
 
     def answers(self, second: int) -> bool:
-        """Whether a scrape of it succeeds."""
+        """Whether a scrape succeeds."""
         return at(self._timeline, second, "watched") in SCRAPED and self.snapshot is not None
 
-    def scraped(self, second: int, names: Names[str], hosts: Sequence["Host"]) -> dict[Key, float]:
-        """What a scrape gets of these names; nothing where it fails. Of the queue every host tells the whole.
+    def scrape(self, second: int, names: Names[str], hosts: Sequence["Host"]) -> dict[Key, float]:
+        """Return the series with these names; none if the scrape fails.
 
         Raises:
-            RuntimeError: a collector fails, of which a real exporter tells no more than that it did.
+            RuntimeError: a collector fails.
         """
         if self.snapshot is None or not self.answers(second):
             return {}
@@ -130,7 +125,7 @@ class Host:
         ]
         (success,) = [each for each in families if each.sample_name == "gpuwarden_collector_success"]
         if failed := [name for (name,), value in success.rows if name in COLLECTORS and not value]:
-            raise RuntimeError(f"collector {failed[0]} fails at {second}s of host {self.name}; the log above says why")
+            raise RuntimeError(f"collector {failed[0]} failed at {second}s on host {self.name}, see the log above")
         return {
             (family.sample_name, (*zip(family.labels, values, strict=True), ("host", self.name))): float(value)
             for family in families
@@ -139,22 +134,19 @@ class Host:
         }
 
 
-def _varies(doing: Doing, still: Thresholds) -> bool:
-    """Whether looks that are seconds apart would find otherwise of what is done than looks each second.
-
-    Not where at each look there is nothing, or more of it than counts as still.
-    """
+def _needs_every_second(doing: Doing, thresholds: Thresholds) -> bool:
+    """Whether less frequent samples change the evidence: with low rates and with changing memory."""
     rates = (
-        (doing.io_mib_per_s * MIB, still.io_idle_bytes_per_s),
-        (doing.faults_per_s, still.page_faults_idle_per_s),
-        (doing.cpu_cores, still.cpu_idle_ratio),
+        (doing.io_mib_per_s * MIB, thresholds.io_idle_bytes_per_s),
+        (doing.faults_per_s, thresholds.page_faults_idle_per_s),
+        (doing.cpu_cores, thresholds.cpu_idle_ratio),
     )
     grows = doing.ram_mib_per_s or doing.ram_swings_mib or doing.vram_mib_per_s
     return bool(grows) or any(0 < rate <= least for rate, least in rates)
 
 
 def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
-    """What the remediator of each host tells the rules: that it works, two settings, how the items of runs get on."""
+    """Series of each host's remediator that rules read: health, two settings, items of runs."""
     yield gauge("gpuwarden_remediator_ledger_up", "", (), [((), 1.0)], source="the scenario", absent="never")
     yield gauge(
         "gpuwarden_remediator_host_lost_after_seconds",
@@ -198,55 +190,51 @@ def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
 
 
 def series(scenario: Scenario, *, wanted: Names[str]) -> dict[Key, list[float | str | None]]:
-    """What Prometheus has of each series at each scrape: a figure, `stale` where it has just vanished, or nothing.
+    """Return the sample of each series at each scrape: a value, `stale` after its last one, or `None`.
 
-    Only those of the wanted names: the others decide nothing. Its own `up` is there of each host, heard of or not. A
-    Prometheus that is stopped marks nothing as vanished, nor does one that starts: what is gone meanwhile it goes on to
-    tell, for five minutes.
+    While Prometheus is down, it marks no series as stale: it returns ended ones for five more minutes.
+
+    Args:
+        scenario: to play.
+        wanted: names of the series.
     """
     hosts = [Host(name, scenario) for name in sorted({each.host for each in scenario.programs} | set(scenario.hosts))]
     scrapes = scenario.plays_s // scenario.scrape_s + 1
     found: dict[Key, list[float | str | None]] = {}
-    there: set[Key] = set()
+    present: set[Key] = set()
     for second in range(scenario.plays_s + 1):
         for host in hosts:
-            if host.finds_more(second):
+            if host.needs_sample(second):
                 host.play(second)
         if scenario.prometheus and at(scenario.prometheus, second, "up") == "down":
-            there = set()
+            present = set()
             continue
         number, rest = divmod(second, scenario.scrape_s)
         if rest:
             continue
-        now = {key: value for host in hosts for key, value in host.scraped(second, wanted, hosts).items()}
+        now = {key: value for host in hosts for key, value in host.scrape(second, wanted, hosts).items()}
         if "up" in wanted:
             now |= {("up", (("host", host.name),)): float(host.answers(second)) for host in hosts}
         for key, value in now.items():
             found.setdefault(key, [None] * scrapes)[number] = value
-        for key in there - now.keys():
+        for key in present - now.keys():
             found[key][number] = "stale"
-        there = set(now)
+        present = set(now)
     return found
 
 
 def identities(scenario: Scenario, second: int) -> dict[str, dict[str, str]]:
-    """Who each program is at that second, by its name: the labels by which an alert says on whom to act.
-
-    A worker's are those of the attempt that it holds, where it holds one; of whoever else, those of its container.
-    """
-    return {life.program.name: life.identity for host in _as_of(scenario, second) for life in host.lives}
+    """Labels that identify each program at that second, by name: of a worker's attempt, or of a container."""
+    return {life.program.name: life.identity for host in _play_until(scenario, second) for life in host.lives}
 
 
-def recycled(scenario: Scenario, container: str, seconds: Sequence[int]) -> int | None:
-    """The first of these seconds at which the remediator of its host would recycle a container; `None` for none.
-
-    By the choice of the remedy, from what the exporter of the host sees in that second.
-    """
+def recycle_second(scenario: Scenario, container: str, seconds: Sequence[int]) -> int | None:
+    """Return the first of these seconds at which the remedy chooses the container, if any."""
     (host,) = {each.host for each in scenario.programs if each.name == container}
     box = Host(host, scenario)
     asked = set(seconds)
     for second in range(max(seconds, default=-1) + 1):
-        if box.finds_more(second) or second in asked:
+        if box.needs_sample(second) or second in asked:
             box.play(second)
         if second in asked and box.snapshot is not None:
             cards = vram_budgets.gpu_memory(box.snapshot, container) or []
@@ -259,7 +247,7 @@ def recycled(scenario: Scenario, container: str, seconds: Sequence[int]) -> int 
 
 
 def tally(scenario: Scenario, run: str, second: int) -> RunTally:
-    """How the items of a run get on at that second, as the queue would count them, for whoever decides about it."""
+    """The queue's counts of a run's items at that second."""
     return RunTally(
         run_id=run, asked=True, over=False, ranked=False, unsettled=0, migrations=0,
         workers=tuple(
@@ -267,15 +255,15 @@ def tally(scenario: Scenario, run: str, second: int) -> RunTally:
                 host=host.name, worker=life.program.name, done=life.finished, failed=life.failed,
                 runs_for_s=None if life.files.job is None else STARTED_S + second - life.files.job.started.boottime_s,
             )
-            for host in _as_of(scenario, second)
+            for host in _play_until(scenario, second)
             for life in host.lives
             if life.program.run == run
         ),
     )  # fmt: skip
 
 
-def _as_of(scenario: Scenario, second: int) -> list[Host]:
-    """The hosts of its programs, played until that second."""
+def _play_until(scenario: Scenario, second: int) -> list[Host]:
+    """Play the hosts of its programs until that second."""
     hosts = [Host(name, scenario) for name in sorted({each.host for each in scenario.programs})]
     changes = {since_s for program in scenario.programs for since_s, _ in program.does if since_s <= second}
     for each in sorted({*changes, second}):

@@ -1,9 +1,7 @@
-"""Plays scenarios to a real Prometheus, which they kill and start anew, as slowly as time passes.
+"""Play scenarios in real time to a real Prometheus, which they kill and restart.
 
-What promtool cannot model is what becomes of a Prometheus that is killed: what it finds in its log, what it goes on to
-tell of whoever vanished meanwhile, when its scrapes and evaluations begin again. So these are short, and allow
-seconds where others allow minutes; no rule is otherwise, for what they compare with is a series. The exporters are
-those of any scenario: each second of theirs is played, however late somebody asks.
+promtool cannot simulate a killed Prometheus: its log, its stale series, the restart of its scrapes. These scenarios
+are short, with timeouts of seconds. Every second of the exporters is played, however late a scrape is.
 """
 
 import json
@@ -21,32 +19,37 @@ from typing import Any, Final
 import httpx
 
 from bench.corpus.host import Host
-from bench.corpus.judge import JudgeError, Played, accuses, metrics
+from bench.corpus.judge import JudgeError, Played, metrics, parse_alert
 from bench.corpus.scenario import Scenario
 from deploy.standalone import debian_packages
 from exporter.http.exposition import TEXT
 from testbed.check_release import CHECKOUT, RULES_GLOB
 
 LIVE: Final = Path(__file__).with_name("live")
-"""The scenarios that are played so."""
+"""Folder of these scenarios."""
 
 LATE_S: Final = 10
-"""How much later than promtool a real Prometheus may tell, seconds: it scrapes and evaluates when it gets to it."""
+"""How much later than promtool a real Prometheus may fire, seconds."""
 
 UP_S: Final = 60
-"""Within which it is to answer once it is started, and to scrape once it answers, seconds."""
+"""Timeout of its start, and of its first scrapes, seconds."""
 
 
 def play(scenario: Scenario, folder: Path, rules: Iterable[Path] | None = None) -> Played:
-    """Play one in a folder of its own, by the rules that ship unless given others; it takes as long as it says.
+    """Play one scenario in real time.
+
+    Args:
+        scenario: to play.
+        folder: of this Prometheus.
+        rules: rule files; ours by default.
 
     Raises:
-        PartMissing: there is no Prometheus.
-        JudgeError: it does not come up, or does not answer.
+        PartMissing: Prometheus is not installed.
+        JudgeError: it does not start or answer.
     """
     rules = sorted(CHECKOUT.glob(RULES_GLOB)) if rules is None else list(rules)
     targets = _Targets(scenario, metrics(rules))
-    with targets.served() as address:
+    with targets.serve() as address:
         prometheus = _Prometheus(debian_packages.find("prometheus"), folder, scenario, rules, address, targets.names)
         try:
             prometheus.start()
@@ -60,18 +63,18 @@ def play(scenario: Scenario, folder: Path, rules: Iterable[Path] | None = None) 
             firing = prometheus.firing()
         finally:
             prometheus.kill()
-    accused = (accuses(labels, at_s=int(first_s - began_s)) for labels, first_s in firing)
-    return Played(scenario=replace(scenario, late_s=LATE_S), fired=tuple(each for each in accused if each is not None))
+    alerts = (parse_alert(labels, at_s=int(first_s - began_s)) for labels, first_s in firing)
+    return Played(scenario=replace(scenario, late_s=LATE_S), fired=tuple(each for each in alerts if each is not None))
 
 
 class _Targets:
-    """The exporters of a scenario's hosts, each on a page of its own, which answer 503 where a scrape fails."""
+    """The exporters of a scenario's hosts, one page each; status 503 if a scrape fails."""
 
     def __init__(self, scenario: Scenario, wanted: frozenset[str]) -> None:
         names = sorted({each.host for each in scenario.programs} | set(scenario.hosts))
         self._hosts = {name: Host(name, scenario) for name in names}
         self._wanted = wanted
-        self._asked = {name: threading.Event() for name in names}
+        self._scraped = {name: threading.Event() for name in names}
         self._began_s: float | None = None
         self._played_s = -1
         self._lock = threading.Lock()
@@ -81,22 +84,20 @@ class _Targets:
         return list(self._hosts)
 
     def begin(self) -> float:
-        """Let the scenario's time begin once each host was scraped, and say when that is, Unix seconds.
-
-        A Prometheus that is ready finds its targets some seconds later: what happens before that it would not see.
+        """Start the scenario after the first scrape of each host; return the start, Unix seconds.
 
         Raises:
-            JudgeError: one is not scraped.
+            JudgeError: a host is not scraped.
         """
-        for name, asked in self._asked.items():
-            if not asked.wait(UP_S):
+        for name, scraped in self._scraped.items():
+            if not scraped.wait(UP_S):
                 raise JudgeError(f"Prometheus does not scrape host {name}")
         self._began_s = time.time()
         return self._began_s
 
     def page(self, name: str) -> str:
-        """What a scrape of this host gets now; nothing where it fails."""
-        self._asked[name].set()
+        """The current page of this host; empty if the scrape fails."""
+        self._scraped[name].set()
         if self._began_s is None:
             return ""
         with self._lock:
@@ -105,23 +106,23 @@ class _Targets:
                 for host in self._hosts.values():
                     host.play(second)
             self._played_s = max(self._played_s, now_s)
-            found = self._hosts[name].scraped(self._played_s, self._wanted, list(self._hosts.values()))
+            found = self._hosts[name].scrape(self._played_s, self._wanted, list(self._hosts.values()))
         return "".join(
-            f"{metric}{{{','.join(f'{label}={json.dumps(said)}' for label, said in labels)}}} {value!r}\n"
+            f"{metric}{{{','.join(f'{label}={json.dumps(text)}' for label, text in labels)}}} {value!r}\n"
             for (metric, labels), value in found.items()
         )
 
     @contextmanager
-    def served(self) -> Iterator[str]:
-        """Serve the pages, at this address."""
+    def serve(self) -> Iterator[str]:
+        """Serve the pages; yields the address."""
         its = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 page = its.page(self.path.strip("/"))
-                with suppress(ConnectionError):  # a Prometheus that is killed does not wait for it
+                with suppress(ConnectionError):  # Prometheus was killed
                     self.send_response(200 if page else 503)
-                    self.send_header("Content-Type", TEXT)  # without which Prometheus 3 takes nothing
+                    self.send_header("Content-Type", TEXT)  # Prometheus 3 requires it
                     self.end_headers()
                     self.wfile.write(page.encode())
 
@@ -139,7 +140,7 @@ class _Targets:
 
 
 class _Prometheus:
-    """One that is killed and started in one folder, so that it finds there what it has seen."""
+    """A Prometheus that can be killed and restarted in its folder."""
 
     def __init__(
         self,
@@ -178,7 +179,7 @@ class _Prometheus:
         until_s = time.monotonic() + UP_S
         while not self._is_ready():
             if time.monotonic() > until_s or self._process.poll() is not None:
-                raise JudgeError(f"Prometheus does not come up; {self._folder / 'log'} says why not")
+                raise JudgeError(f"Prometheus did not start, see {self._folder / 'log'}")
             time.sleep(0.1)
 
     def kill(self) -> None:
@@ -188,17 +189,17 @@ class _Prometheus:
             self._process = None
 
     def firing(self) -> Iterator[tuple[dict[str, str], float]]:
-        """The labels of each alert that has fired, and when it first did, Unix seconds."""
-        told = self._get("/api/v1/query", query='ALERTS{alertstate="firing"}[1h]').json()["data"]["result"]
-        return ((each["metric"], float(each["values"][0][0])) for each in told)
+        """Labels of each fired alert, and its first time, Unix seconds."""
+        alerts = self._get("/api/v1/query", query='ALERTS{alertstate="firing"}[1h]').json()["data"]["result"]
+        return ((each["metric"], float(each["values"][0][0])) for each in alerts)
 
     def _is_ready(self) -> bool:
         with suppress(JudgeError):
             return self._get("/-/ready").is_success
         return False
 
-    def _get(self, path: str, **asked: str) -> httpx.Response:
+    def _get(self, path: str, **parameters: str) -> httpx.Response:
         try:
-            return httpx.get(f"{self._url}{path}", params=asked, trust_env=False, timeout=10).raise_for_status()
+            return httpx.get(f"{self._url}{path}", params=parameters, trust_env=False, timeout=10).raise_for_status()
         except httpx.HTTPError as error:
-            raise JudgeError(f"Prometheus does not answer: {error}") from error
+            raise JudgeError(f"Prometheus did not answer: {error}") from error

@@ -1,23 +1,21 @@
-"""Scenarios: what programs, their GPUs and those who watch them do over time, and the verdict that is right.
+"""Scenarios: what programs, GPUs, hosts and Prometheus do over time, and the right verdict.
 
-A file is a YAML list. Each scenario has a `name` that says what happens and what follows, a `why`, and:
+A file is a YAML list. Each scenario has a `name`, a `why`, and:
 
-    workers    those who run jobs, by name: settings, and what each does from when on, such as `4m: hangs`
-    tenants    containers that hold GPU memory and run no job of ours, likewise
-    servers    containers that are asked as servers, likewise
-    gpus       by number, where one is not simply there: `5m: lost`; `0:1` is the second instance (MIG) of the first
-    hosts      by name, where one is not simply watched: `5m: unscraped`
-    prometheus where it does not simply run: `5m: down`
-    verdict    `none`, or one or a list of {condition, remedy, of, since, due}: what went wrong at `since` is acted on
-               at `due`, the earliest moment at which what is known allows it, and on nobody else; with `then`, what
-               is decided then about who fails the items of a run: lock (the worker), block, move (the run) or wait
-    told       one or a list of {alert, of, due}: what people are to be told where nobody may act, of whom and when,
-               likewise; nothing where nothing is said
-    scrape, evaluate   how far apart; 15s and 30s where nothing is said
-    plays      when it ends; 6 minutes after the last thing that happens or is due, where nothing is said
-    not_yet    why today's rules do otherwise. It goes with the mend
+    workers    by name: settings, and what each does from a time on, such as `4m: hangs`
+    tenants    containers with GPU memory and without a job
+    servers    containers with a probe
+    gpus       by number, if one fails: `5m: lost`; `0:1` is the second MIG instance of the first GPU
+    hosts      by name, if one fails: `5m: unscraped`
+    prometheus if it fails: `5m: down`
+    verdict    `none`, or one or several of {condition, remedy, of, since, due}: the fault begins at `since`, and
+               `due` is the earliest possible action; `then` is the decision about items: lock, block, move or wait
+    `told`     one or several of {alert, of, due}: alerts without a remedy
+    scrape, evaluate   intervals; 15s and 30s by default
+    plays      end; by default 6 minutes after the last event
+    not_yet    why the rules judge it wrongly for now
 
-Times are whole: 90s, 4m, 1h30m. `docs/corpus.md` lists what each can do, from `DOINGS` and the dataclasses here.
+Times are whole: 90s, 4m, 1h30m. `docs/corpus.md` lists all words of `DOINGS` and of the dataclasses here.
 """
 
 import math
@@ -30,7 +28,7 @@ from gpuwarden.job import STALL_TIMEOUT_S, Condition, JobClass, Phase
 
 
 class Process(StrEnum):
-    """What has become of a program's process."""
+    """State of a program's process."""
 
     WORKS = "works"
     WAITS = "waits"
@@ -47,28 +45,26 @@ class Doing:
     """What a program does from one moment on.
 
     Args:
-        process: works (on a job, which begins where it has none), waits (without a job), stopped, paused (its whole
-            container is), killed (its files stay), unreaped (it has ended, its files stay and its container runs on:
-            nobody has waited for it), starting (its container runs anew, its process does not yet), left (a clean end).
-        phase: what its job says it is in; what it was in before, where nothing is said.
-        timeout_s: for how long its job says, as it enters a phase, that it may show no sign of life there.
-        step_every_s: how far apart the steps are that it reports; none without.
-        gpu_ratio: what it uses of each of its GPUs, or one figure for each; `unknown` where the driver does not tell.
-        ram_mib_per_s: by how much its RAM grows.
-        ram_swings_mib: by how much its RAM goes up, and down again, every 30 s.
-        io_mib_per_s: what it reads and writes.
+        process: works on a job, waits without one, is stopped, paused with its container, killed, unreaped (a zombie in
+            a running container), starting (only its container runs) or left (a clean end).
+        phase: of its job; unchanged by default.
+        timeout_s: the job's own timeout of this phase.
+        step_every_s: interval of its steps.
+        gpu_ratio: use of each GPU, or one value for all; `unknown` without a reading.
+        ram_mib_per_s: growth of its RAM.
+        ram_swings_mib: amplitude of its RAM, which changes every 30 s.
+        io_mib_per_s: I/O.
         faults_per_s: page faults.
         cpu_cores: CPU time.
-        waits_for_storage: whether its process waits in the kernel, in state D.
-        heartbeat: whether its thread refreshes the worker file every 10 s.
-        heartbeat_cpu: whether that takes as much CPU time as the kernel counts by, 10 ms.
-        vram_mib: what it holds of each of its GPUs; what it held before, where nothing is said.
-        vram_mib_per_s: by how much that grows.
-        answers: whether it answers as a server.
-        finishes_every_s: how far apart the items of its run are that it finishes; none without.
-        fails_every_s: how far apart those are that it fails.
-        unread: what of it its exporter cannot read, of `ram`, `work` and `cpu`: the memory of its container, what the
-            processes there have done, and the CPU time of its worker.
+        waits_for_storage: whether it is in state D.
+        heartbeat: whether it writes the worker file every 10 s.
+        heartbeat_cpu: whether a heartbeat takes 10 ms of CPU time, one tick of the kernel.
+        vram_mib: memory on each GPU; unchanged by default.
+        vram_mib_per_s: its growth.
+        answers: whether it answers probes.
+        finishes_every_s: interval of items that it completes.
+        fails_every_s: interval of items that it fails.
+        unread: what the exporter cannot read: `ram` or `work` of its container, `cpu` of its worker.
     """
 
     process: Process = Process.WORKS
@@ -116,22 +112,22 @@ DOINGS: Final[Mapping[str, Doing]] = {
     "answers": Doing(gpu_ratio=(0.5,), cpu_cores=0.2, answers=True),
     "holds": Doing(gpu_ratio=(0.1,)),
 }
-"""What a program can do, by the words of a scenario. Whatever else is said beside `does` replaces a part of it."""
+"""Activities by their words in scenarios. Other keys next to `does` replace parts of it."""
 
 
 UNREAD: Final = ("ram", "work", "cpu")
-"""What of a program an exporter may not be able to read."""
+"""Values of `Doing.unread`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuHealth:
-    """How a GPU is from one moment on, and what its driver reports as that begins.
+    """State of a GPU from one moment on, and the errors of that moment.
 
     Args:
-        state: what has become of it.
-        xid: the number of an error that its driver reports then.
-        ecc_uncorrected: how many errors of its memory are found then that ECC cannot correct.
-        throttled: what holds its clocks down.
+        state: one of `GPU_STATES`.
+        xid: number of an error.
+        ecc_uncorrected: number of uncorrected memory errors.
+        throttled: throttle reasons.
     """
 
     state: str = "works"
@@ -141,19 +137,18 @@ class GpuHealth:
 
 
 GPU_STATES: Final = ("works", "lost", "vanished", "unanswered", "unlisted", "unmeasured", "shared", "holds on")
-"""A GPU: works; lost, as its driver says; vanished from its driver's list; unanswered, as every GPU of its host; its
-processes cannot be listed; or its use not measured; shared with somebody on no list, who uses 40 %
-of it; or holds on to the memory of whoever ends from then on."""
+"""`lost`: the driver says so. `vanished`: unlisted. `unanswered`: the driver hangs for all GPUs. `unlisted`: processes
+are unknown. `unmeasured`: its use is unknown. `shared`: an unlisted process uses 40 %. `holds on`: memory of processes
+that end is not freed."""
 
 
 INSTANCE_STATES: Final = ("works", "vanished", "unlisted", "holds on")
-"""An instance of a GPU (MIG): works; is not made any more; its processes cannot be listed; or holds on to memory."""
+"""States of a MIG instance."""
 
 
 HOST_STATES: Final = ("watched", "unscraped", "unwatched", "frozen", "asleep", "clock set", "rebooted")
-"""A host: watched; its scrapes fail; its exporter is down; or is stopped, and goes on with what it knew; the machine
-sleeps, and what programs were to do meanwhile they do as it wakes; watched, its clock an hour ahead, or after a reboot,
-which starts its exporter anew."""
+"""`unscraped`: scrapes fail. `unwatched`: the exporter is down. `frozen`: it is stopped. `asleep`: the host sleeps, and
+programs continue when it wakes. `clock set`: its clock is an hour ahead. `rebooted`: its exporter starts."""
 
 
 PROMETHEUS_STATES: Final = ("up", "down")
@@ -166,15 +161,14 @@ REMEDIES: Final = {
     "hold_lost_host": "host",
     "wrangle": "worker",
 }
-"""What can be done, and by which label each remedy knows on whom."""
+"""Remedies, with the label of their target."""
 
 
 DECIDED: Final = ("lock", "block", "move", "wait")
-"""What can be decided about who fails the items of a run: the worker is locked, its run is blocked, or moves to another
-worker; or nobody can tell yet."""
+"""Decisions about a run with failed items: lock the worker, block or move the run, or wait for more data."""
 
 
-TELLING: Final = {
+NOTICES: Final = {
     "GpuwardenSharedJobStalled": "worker",
     "GpuwardenServerProbeFailing": "container",
     "GpuwardenJobSlow": "worker",
@@ -182,28 +176,27 @@ TELLING: Final = {
     "GpuwardenGpuEccUncorrected": "gpu",
     "GpuwardenGpuThrottled": "gpu",
 }
-"""The alerts that only tell people of a wedge, for to act on it would kill somebody who is sound, of a job that goes
-on, but slowly, or of what is wrong with a GPU; and by which label each knows of whom."""
+"""Alerts without a remedy, with the label of their target."""
 
 
 HELPERS: Final = ("", "child", "orphan")
-"""In whom a worker does all its work: in its own process; in a child of it; or in one that was left by its parent."""
+"""Where a worker works: in its own process, in a child, or in an orphan."""
 
 
 _T = TypeVar("_T")
 
 
 Timeline = tuple[tuple[int, str], ...]
-"""From which second on, what."""
+"""States, each with its first second."""
 
 
 GpuHealths = tuple[tuple[int, GpuHealth], ...]
-"""From which second on a GPU is how; by its number, with its host before it where it is not that of each host."""
+"""States of a GPU, each with its first second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A worker, a tenant or a server: its settings, and what it does from which second on."""
+    """A worker, a tenant or a server: its settings, and its activities with their first seconds."""
 
     kind: str
     name: str
@@ -229,7 +222,7 @@ class Program:
 
     @property
     def timeout_s(self) -> float:
-        """The silence its jobs are allowed; 0 where the stall condition does not police them."""
+        """Stall timeout of its jobs; 0 if not checked."""
         if self.stall_timeout_s is not None:
             return self.stall_timeout_s
         return STALL_TIMEOUT_S if self.job_class is JobClass.GPU else 0.0
@@ -237,10 +230,9 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What is to be acted on, why, from when on it is wrong and from when on it can be told, seconds.
+    """An expected action: its target, start of the fault and earliest action, seconds.
 
-    `or_of` are others of whom any one will do instead. `then` is what the remediator decides by the counts of that
-    moment about who fails the items of a run; empty where nothing is said.
+    `or_of` are alternative targets. `then` is the expected decision about failed items, or empty.
     """
 
     condition: Condition
@@ -253,8 +245,8 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What people are to be told, of whom, and from when on it can be, seconds."""
+class Notice:
+    """An expected alert without a remedy: its target and earliest second."""
 
     alert: str
     of: str
@@ -263,7 +255,7 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """One scenario, as the module says, and where it stands; `late_s` is by how much a verdict may come later."""
+    """One scenario and its place in a file; verdicts may be late by `late_s`."""
 
     place: str
     name: str
@@ -273,33 +265,33 @@ class Scenario:
     hosts: Mapping[str, Timeline]
     prometheus: Timeline
     verdicts: tuple[Verdict, ...]
-    told: tuple[Told, ...]
+    notices: tuple[Notice, ...]
     scrape_s: int
     evaluate_s: int
     plays_s: int
     not_yet: str | None
     late_s: int = 0
 
-    def deadline_s(self, verdict: Verdict | Told) -> int:
-        """The last second for it: the first evaluation of the first scrape that shows what allows it, and `late_s`."""
+    def deadline_s(self, verdict: Verdict | Notice) -> int:
+        """Last second for it: the first evaluation of the first scrape that shows the fault, plus `late_s`."""
         return self.evaluated_s(verdict.due_s) + self.late_s
 
     def evaluated_s(self, second: float) -> int:
-        """When what is so from that second on is evaluated: first of the first scrape that shows it."""
+        """First evaluation of the first scrape from that second on."""
         shown_s = math.ceil(second / self.scrape_s) * self.scrape_s
         return -(-shown_s // self.evaluate_s) * self.evaluate_s
 
 
 def at(timeline: Sequence[tuple[int, _T]], second: int, default: _T) -> _T:
-    """What a timeline says of a second."""
+    """State of a timeline at a second."""
     return next((state for since_s, state in reversed(timeline) if since_s <= second), default)
 
 
 def gpus_of(host: str, programs: Iterable[Program], gpus: Iterable[str]) -> set[str]:
-    """The GPUs of a host and their instances, by number: those of its programs, and those of which anything is said."""
+    """Numbers of a host's GPUs and instances: those of its programs, and those with states."""
     named = {number for each in programs if each.host == host for number in each.gpus}
     for each in gpus:
-        whose, slash, number = each.rpartition("/")
-        if not slash or whose == host:
+        of_host, slash, number = each.rpartition("/")
+        if not slash or of_host == host:
             named.add(number)
-    return named | {each.partition(":")[0] for each in named}  # an instance is of a GPU
+    return named | {each.partition(":")[0] for each in named}  # with the GPUs of instances

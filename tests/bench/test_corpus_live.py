@@ -58,14 +58,14 @@ def test_promtool_tells_the_same() -> None:
 
 
 def test_a_broken_rule_is_told(played: Mapping[str, Played]) -> None:
-    assert played[BROKEN].wrong() == ["nothing acts on w, which is due at 49s"]
+    assert played[BROKEN].wrong() == ["no action on w, due at 49s"]
 
 
 def test_a_page_says_in_which_format_it_is_without_which_a_newer_prometheus_takes_nothing() -> None:
     targets = live._Targets(SCENARIOS[0], judge.metrics(CHECKOUT.glob(RULES_GLOB)))
     (host, *_) = targets.names
 
-    with targets.served() as address:
+    with targets.serve() as address:
         told = httpx.get(f"http://{address}/{host}", trust_env=False)
 
     assert told.headers["Content-Type"] == TEXT

@@ -24,7 +24,7 @@ def every(monkeypatch: pytest.MonkeyPatch) -> Always:
 
     def always(one: Scenario, wanted: frozenset[str]) -> Series:
         with monkeypatch.context() as each_second:
-            each_second.setattr(host.Host, "finds_more", lambda *_: True)
+            each_second.setattr(host.Host, "needs_sample", lambda *_: True)
             return host.series(one, wanted=wanted)
 
     return always

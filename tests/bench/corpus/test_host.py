@@ -112,7 +112,7 @@ def test_looking_seldom_where_nothing_changes_tells_what_looking_once_a_second_d
 def test_where_nothing_changes_it_is_looked_seldom() -> None:
     one = host.Host("a", replace(named("wedges after a hundred steps"), plays_s=3600))
 
-    looks = [second for second in range(1800, 3600) if one.finds_more(second)]
+    looks = [second for second in range(1800, 3600) if one.needs_sample(second)]
 
     assert looks == list(range(1800, 3600, 5))
 
@@ -152,7 +152,7 @@ def test_an_exporter_tells_of_its_sources_and_collectors_how_they_did(tmp_path: 
 def test_a_collector_that_fails_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COLLECTORS, "jobs", lambda _: 1 / 0)
 
-    with pytest.raises(RuntimeError, match="collector jobs fails at 0s of host a"):
+    with pytest.raises(RuntimeError, match="collector jobs failed at 0s on host a"):
         scraped(tmp_path, "", "gpuwarden_job_steps")
 
 

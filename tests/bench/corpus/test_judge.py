@@ -9,7 +9,7 @@ import pytest
 
 from bench.corpus import host, judge, scenario_file
 from bench.corpus.judge import Fired, Played
-from bench.corpus.scenario import Told, Verdict
+from bench.corpus.scenario import Notice, Verdict
 from gpuwarden.job import Condition
 from tests.bench.corpus.scenes import SCENARIOS, named
 
@@ -23,23 +23,23 @@ FIRST: Final = {"job_id": "1", "attempt": "1", "incarnation": "w-0"}
     ("change", "complaint"),
     [
         pytest.param({}, "", id="nothing"),
-        pytest.param({"due_s": 600}, "acts on w at 480s, which is due at 600s and not before", id="it is early"),
+        pytest.param({"due_s": 600}, "acts on w at 480s, too early: due at 600s", id="it is early"),
         pytest.param(
             {"due_s": 400},
-            "Stalled acts on w at 480s, which is late: it is due at 400s, to be told by 420s",
+            "Stalled acts on w at 480s, too late: due at 400s, at the latest at 420s",
             id="it is late",
         ),
         pytest.param(
             {"condition": Condition.BUDGET},
-            "Stalled acts on w: restart_worker for stall; restart_worker for budget is",
+            "Stalled acts on w: restart_worker for stall instead of restart_worker for budget",
             id="it is for another reason",
         ),
         pytest.param(
             {"remedy": "hold_lost_host"},
-            "Stalled acts on w: restart_worker for stall; hold_lost_host for stall is",
+            "Stalled acts on w: restart_worker for stall instead of hold_lost_host for stall",
             id="another remedy is wanted",
         ),
-        pytest.param({"of": "v"}, "Stalled acts on w at 480s, with which nothing is wrong", id="another is wedged"),
+        pytest.param({"of": "v"}, "Stalled acts on w at 480s, but w has no fault", id="another is wedged"),
     ],
 )
 def test_a_verdict_that_is_not_the_right_one_is_told_when(change: Mapping[str, object], complaint: str) -> None:
@@ -62,7 +62,7 @@ def test_a_verdict_that_is_not_the_right_one_is_told_when(change: Mapping[str, o
         ({"job_id": "2"}, "job_id 2, attempt 1, incarnation w-0"),
         ({"attempt": "2"}, "job_id 1, attempt 2, incarnation w-0"),
         ({"incarnation": "w-9"}, "job_id 1, attempt 1, incarnation w-9"),
-        (None, "nobody"),
+        (None, "no attempt"),
     ],
 )
 def test_a_verdict_in_the_name_of_another_attempt_is_told(label: Mapping[str, str] | None, said: str) -> None:
@@ -74,7 +74,7 @@ def test_a_verdict_in_the_name_of_another_attempt_is_told(label: Mapping[str, st
 
     found = Played(scenario=one, fired=(fired,)).wrong()
 
-    assert found == [f"Stalled names {said} of w at 480s; it is job_id 1, attempt 1, incarnation w-0"]
+    assert found == [f"Stalled names {said} for w at 480s instead of job_id 1, attempt 1, incarnation w-0"]
 
 
 def test_people_are_told_of_the_attempt_that_is_there() -> None:
@@ -91,9 +91,8 @@ def test_people_are_told_of_the_attempt_that_is_there() -> None:
 
     found = Played(scenario=one, fired=(fired,)).wrong()
 
-    assert found == [
-        f"{SHARED} names job_id 2, attempt 1, incarnation w-0 of w at 300s; it is job_id 1, attempt 1, incarnation w-0"
-    ]
+    identity = "job_id {}, attempt 1, incarnation w-0"
+    assert found == [f"{SHARED} names {identity.format(2)} for w at 300s instead of {identity.format(1)}"]
 
 
 def test_who_is_there_is_told_by_the_second() -> None:
@@ -115,8 +114,8 @@ def test_a_verdict_that_never_comes_and_one_on_the_sound_are_told() -> None:
     missed = Played(scenario=named("wedges after a hundred steps"), fired=()).wrong()
     killed = Played(scenario=named("takes twenty minutes for one step, its"), fired=(fired,)).wrong()
 
-    assert missed == ["nothing acts on w, which is due at 480s"]
-    assert killed == ["Stalled acts on w at 480s, with which nothing is wrong"]
+    assert missed == ["no action on w, due at 480s"]
+    assert killed == ["Stalled acts on w at 480s, but w has no fault"]
 
 
 @pytest.mark.parametrize(
@@ -124,10 +123,11 @@ def test_a_verdict_that_never_comes_and_one_on_the_sound_are_told() -> None:
     [
         pytest.param([("w", 300)], [], id="in time"),
         pytest.param([("w", 330), ("w", 300)], [], id="and on from there"),
-        pytest.param([], [f"{SHARED} tells nobody of w, which is due at 300s"], id="never"),
-        pytest.param([("w", 270)], [f"{SHARED} tells of w at 270s; it is due at 300s, to be told by 300s"], id="early"),
-        pytest.param([("w", 330)], [f"{SHARED} tells of w at 330s; it is due at 300s, to be told by 300s"], id="late"),
-        pytest.param([("w", 300), ("v", 60)], [f"{SHARED} tells of v at 60s, of which nothing is to be told"],
+        pytest.param([], [f"{SHARED} does not fire for w, due at 300s"], id="never"),
+        pytest.param([("w", 270)], [f"{SHARED} fires for w at 270s, too early: due at 300s"], id="early"),
+        pytest.param([("w", 330)], [f"{SHARED} fires for w at 330s, too late: due at 300s, at the latest at 300s"],
+                     id="late"),
+        pytest.param([("w", 300), ("v", 60)], [f"{SHARED} fires for v at 60s, which is not expected"],
                      id="of another besides"),
     ],
 )  # fmt: skip
@@ -140,7 +140,7 @@ def test_what_people_are_told_is_judged_and_acts_on_nobody(fired: list[tuple[str
 
     played = Played(scenario=one, fired=tuple(found))
 
-    assert one.told == (Told(alert="GpuwardenSharedJobStalled", of="w", due_s=300),)
+    assert one.notices == (Notice(alert="GpuwardenSharedJobStalled", of="w", due_s=300),)
     assert played.wrong() == said
     assert played.judgement(judge.OURS).false == ()
 
@@ -150,31 +150,27 @@ def test_people_are_told_by_the_alert_that_is_wanted() -> None:
     fired = Fired(policy=judge.PEOPLE, alert="GpuwardenJobSlow", remedy="", condition="", of="w", at_s=300, named=FIRST)
 
     assert Played(scenario=one, fired=(fired,)).wrong() == [
-        "GpuwardenJobSlow tells of w at 300s, of which nothing is to be told",
-        "GpuwardenSharedJobStalled tells nobody of w, which is due at 300s",
+        "GpuwardenJobSlow fires for w at 300s, which is not expected",
+        "GpuwardenSharedJobStalled does not fire for w, due at 300s",
     ]
 
 
 def test_people_are_told_of_a_server_by_its_container() -> None:
     labels = {"alertname": "GpuwardenServerProbeFailing", "host": "0-a", "container": "llm", "severity": "warning"}
     one = named("deadlocks at 100 % over two GPUs as a server")
-    fired = judge.accuses(labels, at_s=1500)
+    fired = judge.parse_alert(labels, at_s=1500)
 
     assert fired is not None
     assert (fired.policy, fired.of) == (judge.PEOPLE, "llm")
     assert Played(scenario=one, fired=(fired,)).wrong() == []
-    assert Played(scenario=one, fired=()).wrong() == [
-        "GpuwardenServerProbeFailing tells nobody of llm, which is due at 1500s"
-    ]
+    assert Played(scenario=one, fired=()).wrong() == ["GpuwardenServerProbeFailing does not fire for llm, due at 1500s"]
 
 
 @pytest.mark.parametrize(
     ("later_s", "said"),
     [
         pytest.param(30, [], id="of the same wedge"),
-        pytest.param(
-            0, ["GpuwardenServerProbeFailing tells of llm at 420s, of which nothing is to be told"], id="by then"
-        ),
+        pytest.param(0, ["GpuwardenServerProbeFailing fires for llm at 420s, which is not expected"], id="by then"),
     ],
 )
 def test_what_people_are_told_of_whom_was_acted_on_counts_no_more(later_s: int, said: list[str]) -> None:
@@ -225,7 +221,7 @@ def test_who_is_at_fault_is_what_the_remediator_decides_by_the_counts_of_that_mo
     assert [each.then for each in one.verdicts] == decided
     assert Played(scenario=one, fired=fired).wrong() == []
     assert Played(scenario=replace(one, verdicts=other), fired=fired).wrong() == [
-        f"A acts on {each.of}, and then is decided: {each.then}; {wanted.then} is wanted"
+        f"A acts on {each.of}, and decides {each.then} instead of {wanted.then}"
         for each, wanted in zip(one.verdicts, other, strict=True)
     ]
 
@@ -251,7 +247,7 @@ def test_of_all_that_is_wanted_it_is_counted_what_is_missed() -> None:
 
     found = judge.score([one], judge.OURS)
 
-    assert (found.missed, found.wedged, found.missed_others, found.others) == (1, 2, 1, 2)
+    assert (found.missed, found.jobs, found.missed_others, found.others) == (1, 2, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -318,9 +314,9 @@ EITHER: Final = """\
     [
         ([("a", 0)], []),
         ([("b", 0)], []),
-        ([("b", 0), ("a", 30)], ["Victim acts on a at 30s, with which nothing is wrong"]),
-        ([("b", 60)], ["Victim acts on b at 60s, which is late: it is due at 0s, to be told by 0s"]),
-        ([], ["nothing acts on a or b, which is due at 0s"]),
+        ([("b", 0), ("a", 30)], ["Victim acts on a at 30s, but a has no fault"]),
+        ([("b", 60)], ["Victim acts on b at 60s, too late: due at 0s, at the latest at 0s"]),
+        ([], ["no action on a or b, due at 0s"]),
     ],
 )
 def test_where_either_may_go_one_does(fired: list[tuple[str, int]], said: list[str], tmp_path: Path) -> None:
