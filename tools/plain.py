@@ -50,7 +50,6 @@ LATER: Final = frozenset(
         "docs/runbooks",
         "tests",
         "tests/alerts",
-        "tests/bench",
         "tests/dashboards",
         "tests/testbed",
         "tests/tools",

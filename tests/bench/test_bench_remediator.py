@@ -1,4 +1,4 @@
-"""The measurement of the remediator runs, in a short mode: all that it measures is there, and nothing was lost."""
+"""The measurement of the remediator in a short mode."""
 
 import socket
 import threading
@@ -27,7 +27,7 @@ SHORT = Load(
 
 @pytest.mark.needs_postgres
 @pytest.mark.slow
-def test_the_short_mode_measures_everything_and_loses_nothing(tmp_path: Path) -> None:
+def test_short_mode_measures_everything_and_loses_no_alert(tmp_path: Path) -> None:
     found = {each.what: each for each in measure([Place(name="disk", folder=tmp_path)], SHORT)}
 
     for name in ("ours, SQLite", "ours, PostgreSQL"):
@@ -42,7 +42,7 @@ def test_the_short_mode_measures_everything_and_loses_nothing(tmp_path: Path) ->
 
 @contextmanager
 def server(answers: bytes, *, slow_first_s: float = 0.0) -> Iterator[int]:
-    """Answers every call with these bytes; the first of each connection late."""
+    """Answer every call with these bytes, the first one of each connection late."""
     listener = socket.create_server(("127.0.0.1", 0))
     ended = threading.Event()
 
@@ -72,16 +72,16 @@ def server(answers: bytes, *, slow_first_s: float = 0.0) -> Iterator[int]:
 OK = b"HTTP/1.1 202 Accepted\r\ncontent-length: 2\r\n\r\n{}"
 
 
-def test_a_call_counts_from_when_it_was_due_though_the_server_stalled() -> None:
+def test_latency_counts_from_the_due_time_of_a_call() -> None:
     with server(OK, slow_first_s=0.5) as port:
         found = at_rate(port, [request(port, "/", b"{}")] * 100, rate=200.0, wanted=202)
 
     assert len(found.latencies_ms) == 100
     behind = [each for each in found.latencies_ms if each > 100]
-    assert len(behind) > 60, "what was due while it stalled was late with it"
-    assert found.late > 20, "more were due than there are connections"
+    assert len(behind) > 60, "calls due during the stall are late"
+    assert found.late > 20, "more calls are due than connections exist"
 
 
-def test_another_answer_than_the_wanted_one_ends_the_measurement() -> None:
+def test_unexpected_status_ends_the_measurement() -> None:
     with server(OK) as port, pytest.raises(BenchError, match=r"expected status 200: .*202 Accepted"):
         flat_out(port, [request(port, "/", b"{}")], connections=1, wanted=200)

@@ -1,4 +1,4 @@
-"""The measurement of the rules runs, in a short mode: a real Prometheus, the shipped rules, and a fleet."""
+"""The measurement of the rules in a short mode, with a real Prometheus."""
 
 import math
 import re
@@ -17,14 +17,14 @@ SHORT = Load(
 )
 
 
-def test_a_host_tells_the_name_that_it_is_scraped_under(fleet: Fleet) -> None:
-    told = re.findall(r'nodename="([^"]*)"', fleet.page(7, now_s=0.0).decode())
+def test_nodename_is_the_scraped_host(fleet: Fleet) -> None:
+    nodenames = re.findall(r'nodename="([^"]*)"', fleet.page(7, now_s=0.0).decode())
 
-    assert told == ["h7"], "else GpuwardenHostLabelMismatch fires for each of them, and its cost is no part of health"
+    assert nodenames == ["h7"], "else GpuwardenHostLabelMismatch fires for each host"
 
 
 @pytest.mark.slow
-def test_the_short_mode_measures_every_fleet_and_what_turnover_adds(tmp_path: Path) -> None:
+def test_short_mode_measures_every_fleet_and_churn(tmp_path: Path) -> None:
     found = {each.what: each for each in measure(Place(name="disk", folder=tmp_path), SHORT)}
 
     assert found["16 workers: all groups, of the time there is"].median > 0
@@ -38,7 +38,7 @@ def test_the_short_mode_measures_every_fleet_and_what_turnover_adds(tmp_path: Pa
     for more in ("16 workers in gangs of 8", beside):
         assert found[f"{more}: series a worker"].median > found["16 workers: series a worker"].median
     (made,) = [each for what, each in found.items() if what.endswith("series made, a job")]
-    assert made.median == pytest.approx(0, abs=0.3), "a worker's next job goes on with the series of the last one"
+    assert made.median == pytest.approx(0, abs=0.3), "the next job of a worker has the same series"
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +51,17 @@ def page(fleet: Fleet, now_s: float) -> dict[str, float]:
     return {series: float(value) for series, value in lines}
 
 
-def test_every_metric_that_a_rule_of_jobs_names_is_on_the_page_but_for_who_is_overdue(fleet: Fleet) -> None:
+def test_page_has_all_metrics_of_job_rules_except_overdue_jobs(fleet: Fleet) -> None:
     there = {series.partition("{")[0] for series in page(fleet, 1e9)}
     for topic in ("stall", "health", "budget", "worker"):
         (path,) = [path for path in rules() if path.name == f"{topic}.rules.yaml"]
         groups = yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
         expressions = "".join(rule["expr"] for group in groups for rule in group["rules"])
         named = set(re.findall(r"\bgpuwarden_[a-z_]+\b", expressions))
-        assert named - there == {"gpuwarden_job_overdue_id"}, "which a fleet in health has nobody of"
+        assert named - there == {"gpuwarden_job_overdue_id"}, "a healthy fleet has none"
 
 
-def test_a_job_is_followed_by_another_and_its_ages_are_its_own(fleet: Fleet) -> None:
+def test_next_job_has_its_own_ages(fleet: Fleet) -> None:
     begins_s = next(now_s for now_s in range(290) if job_id(fleet, now_s) != job_id(fleet, now_s + 1)) + 1.0
     slot = '{container="w3",worker="w3"}'
     early, late = page(fleet, begins_s + 5), page(fleet, begins_s + 200)
@@ -74,7 +74,7 @@ def test_a_job_is_followed_by_another_and_its_ages_are_its_own(fleet: Fleet) -> 
     assert job_id(fleet, begins_s) == job_id(fleet, begins_s + 288) != job_id(fleet, begins_s + 291)
 
 
-def test_of_a_fleet_of_gangs_each_host_runs_one_after_another_with_all_that_its_rule_reads() -> None:
+def test_gang_fleet_has_all_metrics_of_its_rule() -> None:
     fleet = Fleet(turnover_s=290.0, kind="gangs")
     begins_s = next(now_s for now_s in range(290) if gangs(fleet, now_s) != gangs(fleet, now_s + 1)) + 1.0
     there = {series.partition("{")[0] for series in page(fleet, begins_s + 200)}
@@ -82,7 +82,7 @@ def test_of_a_fleet_of_gangs_each_host_runs_one_after_another_with_all_that_its_
 
     named = set(re.findall(r"\bgpuwarden_gang_[a-z_]+\b", path.read_text(encoding="utf-8")))
     overdue = {"gpuwarden_gang_rank_overdue_attempt", "gpuwarden_gang_overdue_ranks"}
-    assert named - there == overdue, "which a fleet in health has nobody of"
+    assert named - there == overdue, "a healthy fleet has none"
     (gang,) = gangs(fleet, begins_s)
     assert gangs(fleet, begins_s + 288) == {gang} != gangs(fleet, begins_s + 291)
     assert {gang}.isdisjoint(re.findall(r'gang="([^"]+)"', fleet.page(8, now_s=begins_s).decode()))
@@ -90,15 +90,15 @@ def test_of_a_fleet_of_gangs_each_host_runs_one_after_another_with_all_that_its_
     assert len({re.sub(r'.*rank="(\d)".*', r"\1", each) for each in ranks}) == WORKERS
 
 
-def test_a_fleet_with_tenants_has_all_that_their_rules_and_those_of_servers_read() -> None:
+def test_tenant_fleet_has_all_metrics_of_its_rules() -> None:
     there = {series.partition("{")[0] for series in page(Fleet(turnover_s=290.0, kind="tenants"), 1e9)}
     read = "".join(path.read_text() for path in rules() if path.name in ("vram.rules.yaml", "server.rules.yaml"))
 
     named = set(re.findall(r"\bgpuwarden_(?:container|gpu|server|exporter)_[a-z_]+\b", read))
 
     assert len(named) > 5
-    nobodys = {f"gpuwarden_container_gpu_memory_{name}" for name in ("budget_invalid", "over_budget_bytes")}
-    assert named - there == nobodys, "which a fleet in health has nobody of"
+    unpublished = {f"gpuwarden_container_gpu_memory_{name}" for name in ("budget_invalid", "over_budget_bytes")}
+    assert named - there == unpublished, "a healthy fleet has none"
 
 
 def gangs(fleet: Fleet, now_s: float) -> set[str]:
@@ -111,13 +111,13 @@ def job_id(fleet: Fleet, now_s: float) -> float:
     return its
 
 
-def test_a_fleets_jobs_do_not_all_change_at_once(fleet: Fleet) -> None:
+def test_jobs_change_at_different_times(fleet: Fleet) -> None:
     ages = [value for series, value in page(fleet, 1e9).items() if series.startswith("gpuwarden_job_elapsed_seconds")]
     assert len(ages) == WORKERS
     assert max(ages) - min(ages) > 100
 
 
-def test_a_fleet_is_in_health_and_its_host_is_seen(fleet: Fleet) -> None:
+def test_fleet_is_healthy(fleet: Fleet) -> None:
     early, late = page(fleet, 1e9), page(fleet, 1e9 + 100)
     errors = [series for series in late if "_errors_total" in series or "_remapped_rows_total" in series]
 

@@ -1,4 +1,4 @@
-"""The corpus by a real Prometheus, which is killed and started: the rules judge it as promtool judges the same."""
+"""The corpus with a real Prometheus, which is killed and started, and with promtool."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,14 +18,14 @@ pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]
 
 SCENARIOS: Final = scenario_file.read(live.LIVE)
 BROKEN: Final = "two identities are let through"
-"""What is wrong with a broken rule: a restart of Prometheus shows it."""
+"""Name of a rule's fault that a restart of Prometheus shows."""
 
-TELLS: Final = "is on its next job, which wedges at once"
-"""How the name of the scenario begins that tells."""
+DETECTING: Final = "is on its next job, which wedges at once"
+"""Begin of the name of the scenario that detects it."""
 
 
 def broken(folder: Path) -> list[Path]:
-    """The rules that ship, but for the broken one."""
+    """Our rules with a broken one."""
     sound = CHECKOUT / "alerts" / "stall.rules.yaml"
     text = sound.read_text(encoding="utf-8")
     newest = "(1, timestamp(gpuwarden_job_overdue_id))"
@@ -38,34 +38,34 @@ def broken(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Played]:
-    """Each by a Prometheus of its own, one of them by the broken rule as well: all at the same time."""
+    """Play all scenarios at the same time, one of them also with the broken rule."""
     folder = tmp_path_factory.mktemp("live")
-    (tells,) = [each for each in SCENARIOS if each.name.startswith(TELLS)]
+    (detecting,) = [each for each in SCENARIOS if each.name.startswith(DETECTING)]
     with ThreadPoolExecutor(len(SCENARIOS) + 1) as pool:
-        told = pool.submit(live.play, tells, folder / "broken", broken(folder / "rules"))
+        response = pool.submit(live.play, detecting, folder / "broken", broken(folder / "rules"))
         found = pool.map(lambda number: live.play(SCENARIOS[number], folder / str(number)), range(len(SCENARIOS)))
-        return {BROKEN: told.result(), **{each.scenario.name: each for each in found}}
+        return {BROKEN: response.result(), **{each.scenario.name: each for each in found}}
 
 
 @pytest.mark.parametrize("wanted", SCENARIOS, ids=lambda each: each.name)
-def test_a_real_prometheus_tells_what_is_right(wanted: Scenario, played: Mapping[str, Played]) -> None:
+def test_verdict_is_right_with_a_real_prometheus(wanted: Scenario, played: Mapping[str, Played]) -> None:
     assert played[wanted.name].wrong() == []
-    assert wanted.verdicts, "nobody was left alone where nobody is ever accused"
+    assert wanted.verdicts, "a scenario without an action proves nothing here"
 
 
-def test_promtool_tells_the_same() -> None:
+def test_verdict_is_right_with_promtool() -> None:
     assert [each.wrong() for each in judge.play(SCENARIOS)] == [[]] * len(SCENARIOS)
 
 
-def test_a_broken_rule_is_told(played: Mapping[str, Played]) -> None:
+def test_broken_rule_is_detected(played: Mapping[str, Played]) -> None:
     assert played[BROKEN].wrong() == ["no action on w, due at 49s"]
 
 
-def test_a_page_says_in_which_format_it_is_without_which_a_newer_prometheus_takes_nothing() -> None:
+def test_page_has_a_content_type() -> None:
     targets = live._Targets(SCENARIOS[0], judge.metrics(CHECKOUT.glob(RULES_GLOB)))
     (host, *_) = targets.names
 
     with targets.serve() as address:
-        told = httpx.get(f"http://{address}/{host}", trust_env=False)
+        response = httpx.get(f"http://{address}/{host}", trust_env=False)
 
-    assert told.headers["Content-Type"] == TEXT
+    assert response.headers["Content-Type"] == TEXT

@@ -1,4 +1,4 @@
-"""The exporters beside ours are measured at what they really do: each sees the host, and its series are counted."""
+"""Other exporters see the whole host, and their series are counted."""
 
 import gzip
 import os
@@ -36,7 +36,7 @@ HYBRID = """9:name=systemd:/
 
 
 class Idle(Crowd):
-    """A host of one container in which this process runs, as if in no cgroup of its own."""
+    """A host with one container, which holds this process."""
 
     def __init__(self, driver: nvidia.Driver) -> None:
         super().__init__(driver, [Path("/nowhere")])
@@ -45,7 +45,7 @@ class Idle(Crowd):
 
 
 @pytest.mark.needs_compiler
-def test_nvitop_exporter_sees_every_gpu_and_process_of_the_stand_in_and_every_sensor(tmp_path: Path) -> None:
+def test_nvitop_exporter_reads_all_of_the_fake_driver(tmp_path: Path) -> None:
     crowd = Idle(nvidia.Driver(nvidia.build(tmp_path), tmp_path / "nvml.script"))
 
     with running(NVITOP, crowd, tmp_path / "peer") as subject:
@@ -60,12 +60,12 @@ def test_nvitop_exporter_sees_every_gpu_and_process_of_the_stand_in_and_every_se
     assert unknown == [
         b"gpu_fan_speed_Percentage",
         *(f"gpu_nvlink_{kind}_{way}_throughput_MiBps".encode() for kind in ("mean", "total") for way in ("rx", "tx")),
-    ], "the GPUs of this host have neither fan nor NVLink"
+    ], "the GPUs have no fan and no NVLink"
     assert found.count(b"gpu_temperature_C{") == 8
     assert b"FunctionNotFound" not in (tmp_path / "peer" / "log").read_bytes()
 
 
-def test_series_are_counted_without_comments_and_blank_lines() -> None:
+def test_series_count_excludes_comments_and_blank_lines() -> None:
     found = Page(text=PAGE, sent=len(PAGE))
 
     assert found.series == 3
@@ -74,7 +74,7 @@ def test_series_are_counted_without_comments_and_blank_lines() -> None:
 
 @contextmanager
 def serving(body: bytes, status: int = 200) -> Iterator[Subject]:
-    """An exporter that answers every scrape so; this process stands for it."""
+    """An exporter that answers every scrape with `body`; its pid is ours."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -94,32 +94,32 @@ def serving(body: bytes, status: int = 200) -> Iterator[Subject]:
 
 
 @pytest.mark.parametrize("sent", [PAGE, gzip.compress(PAGE)], ids=["plain", "packed"])
-def test_a_page_is_the_same_packed_or_not(sent: bytes) -> None:
+def test_gzipped_page_is_unpacked(sent: bytes) -> None:
     with serving(sent) as subject:
         found = subject.page()
 
     assert found == Page(text=PAGE, sent=len(sent))
 
 
-def test_a_page_that_is_no_page_is_no_scrape() -> None:
+def test_error_status_is_no_scrape() -> None:
     with serving(b"An error has occurred", 500) as subject:
         assert not subject.sees(b"node_", at_least=0)
         with pytest.raises(BenchError, match=r"answered 500: b'An error has occurred'"):
             subject.fetch()
 
 
-def test_process_exporter_groups_by_the_line_of_a_process_that_names_its_container() -> None:
+def test_process_exporter_groups_by_the_cgroup_of_the_container() -> None:
     assert process_groups(HYBRID, "00ab") == (
         f"process_names:\n  - name: \"{{{{index .Cgroups 1}}}}\"\n    comm: [sleep]\n    cmdline: [' {MARK}$']\n"
     )
 
 
-def test_a_process_in_no_cgroup_of_its_container_is_not_grouped_by_another() -> None:
+def test_process_outside_of_the_container_cgroup_is_an_error() -> None:
     with pytest.raises(BenchError, match="no cgroup names container 00ac"):
         process_groups(HYBRID, "00ac")
 
 
-def test_a_peer_that_cannot_be_had_says_so_and_one_that_ends_says_why(tmp_path: Path) -> None:
+def test_missing_and_failing_exporters_are_reported(tmp_path: Path) -> None:
     def missing(_crowd: Crowd, _folder: Path, _port: int) -> list[str]:
         raise PeerMissing("pip install it")
 
@@ -139,9 +139,9 @@ def test_a_peer_that_cannot_be_had_says_so_and_one_that_ends_says_why(tmp_path: 
         pass
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="to make cgroups is root's")
+@pytest.mark.skipif(os.geteuid() != 0, reason="cgroups need root")
 @pytest.mark.needs_compiler
-def test_a_peer_that_cannot_be_had_is_left_out_and_the_others_take_their_turns(
+def test_missing_exporter_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing(_crowd: Crowd, _folder: Path, _port: int) -> list[str]:
@@ -169,7 +169,7 @@ def test_a_peer_that_cannot_be_had_is_left_out_and_the_others_take_their_turns(
     ]
 
 
-def test_each_is_the_first_in_one_round() -> None:
+def test_each_exporter_is_first_in_one_round() -> None:
     assert [rotated(["a", "b", "c"], number) for number in range(4)] == [
         ["a", "b", "c"],
         ["b", "c", "a"],
@@ -178,7 +178,7 @@ def test_each_is_the_first_in_one_round() -> None:
     ]
 
 
-def test_a_ratio_is_to_ours_and_a_series_costs_its_part() -> None:
+def test_ratios_compare_with_ours() -> None:
     def found(times: float) -> Found:
         each = [2.0 * times, 1.0 * times, 4.0 * times]
         return Found(
@@ -201,7 +201,7 @@ def test_a_ratio_is_to_ours_and_a_series_costs_its_part() -> None:
     assert lines["resident memory, a series, ours"].median == pytest.approx(20.48)
 
 
-def test_what_an_exporter_has_started_is_measured_with_it() -> None:
+def test_subject_measures_its_process_tree() -> None:
     with socket.socket(), socket.socket():
         subject = Subject(pid=os.getpid(), port=1)
         open_before = subject.descriptors()

@@ -1,4 +1,4 @@
-"""All scenarios, played once a module, and series that are computed for each second."""
+"""Played scenarios, and series with a sample each second."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from tests.bench.corpus.scenes import SCENARIOS, Always, Series, without_promtoo
 
 @pytest.fixture(scope="module")
 def played() -> Mapping[str, Played]:
-    """Every scenario as it went, by its name: one run of promtool for all of them."""
+    """Every scenario by its name, from one run of promtool."""
     if missing := without_promtool():
         pytest.skip(missing)
     return {each.scenario.name: each for each in judge.play(SCENARIOS)}
@@ -20,7 +20,7 @@ def played() -> Mapping[str, Played]:
 
 @pytest.fixture
 def every(monkeypatch: pytest.MonkeyPatch) -> Always:
-    """A scenario's series where its hosts are looked at each second."""
+    """The series of a scenario with a sample each second."""
 
     def always(one: Scenario, wanted: frozenset[str]) -> Series:
         with monkeypatch.context() as each_second:

@@ -1,4 +1,4 @@
-"""The scenarios that ship, and what plays them."""
+"""Our scenarios."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -13,7 +13,7 @@ SCENARIOS: Final = scenario_file.read()
 
 
 class Everything:
-    """Every name there is."""
+    """Every name."""
 
     def __contains__(self, _: object) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""The judge: what it says of a verdict that is wrong, late or missing."""
+"""How the judge reports wrong, late and missing verdicts."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,33 +16,33 @@ from tests.bench.corpus.scenes import SCENARIOS, named
 SHARED: Final = "GpuwardenSharedJobStalled"
 
 FIRST: Final = {"job_id": "1", "attempt": "1", "incarnation": "w-0"}
-"""By what an alert names the first attempt of worker w."""
+"""Labels of the first attempt of worker w."""
 
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
         pytest.param({}, "", id="nothing"),
-        pytest.param({"due_s": 600}, "acts on w at 480s, too early: due at 600s", id="it is early"),
+        pytest.param({"due_s": 600}, "acts on w at 480s, too early: due at 600s", id="too early"),
         pytest.param(
             {"due_s": 400},
             "Stalled acts on w at 480s, too late: due at 400s, at the latest at 420s",
-            id="it is late",
+            id="too late",
         ),
         pytest.param(
             {"condition": Condition.BUDGET},
             "Stalled acts on w: restart_worker for stall instead of restart_worker for budget",
-            id="it is for another reason",
+            id="for another condition",
         ),
         pytest.param(
             {"remedy": "hold_lost_host"},
             "Stalled acts on w: restart_worker for stall instead of hold_lost_host for stall",
-            id="another remedy is wanted",
+            id="with another remedy",
         ),
-        pytest.param({"of": "v"}, "Stalled acts on w at 480s, but w has no fault", id="another is wedged"),
+        pytest.param({"of": "v"}, "Stalled acts on w at 480s, but w has no fault", id="on another worker"),
     ],
 )
-def test_a_verdict_that_is_not_the_right_one_is_told_when(change: Mapping[str, object], complaint: str) -> None:
+def test_wrong_verdict_is_reported_when(change: Mapping[str, object], complaint: str) -> None:
     one = named("wedges after a hundred steps")
     fired = Fired(
         policy=judge.OURS, alert="Stalled", remedy="restart_worker", condition="stall", of="w", at_s=480, named=FIRST
@@ -65,7 +65,7 @@ def test_a_verdict_that_is_not_the_right_one_is_told_when(change: Mapping[str, o
         (None, "no attempt"),
     ],
 )
-def test_a_verdict_in_the_name_of_another_attempt_is_told(label: Mapping[str, str] | None, said: str) -> None:
+def test_verdict_that_names_another_attempt_is_reported(label: Mapping[str, str] | None, said: str) -> None:
     one = named("wedges after a hundred steps")
     wrong = {} if label is None else {**FIRST, **label}
     fired = Fired(
@@ -77,7 +77,7 @@ def test_a_verdict_in_the_name_of_another_attempt_is_told(label: Mapping[str, st
     assert found == [f"Stalled names {said} for w at 480s instead of job_id 1, attempt 1, incarnation w-0"]
 
 
-def test_people_are_told_of_the_attempt_that_is_there() -> None:
+def test_notice_must_name_the_current_attempt() -> None:
     one = named("wedges while another worker of its container computes, and")
     fired = Fired(
         policy=judge.PEOPLE,
@@ -95,9 +95,9 @@ def test_people_are_told_of_the_attempt_that_is_there() -> None:
     assert found == [f"{SHARED} names {identity.format(2)} for w at 300s instead of {identity.format(1)}"]
 
 
-def test_who_is_there_is_told_by_the_second() -> None:
+def test_identities_are_those_of_the_second() -> None:
     worker = named("is on its next job, which wedges, when Prometheus")
-    server = named("was started anew while Prometheus was down")
+    server = named("was started")
 
     found = [host.identities(worker, second).get("w") for second in (349, 350, 355)]
 
@@ -108,7 +108,7 @@ def test_who_is_there_is_told_by_the_second() -> None:
     ]
 
 
-def test_a_verdict_that_never_comes_and_one_on_the_sound_are_told() -> None:
+def test_missed_action_and_action_on_a_healthy_job_are_reported() -> None:
     fired = Fired(policy=judge.OURS, alert="Stalled", remedy="restart_worker", condition="stall", of="w", at_s=480)
 
     missed = Played(scenario=named("wedges after a hundred steps"), fired=()).wrong()
@@ -122,16 +122,16 @@ def test_a_verdict_that_never_comes_and_one_on_the_sound_are_told() -> None:
     ("fired", "said"),
     [
         pytest.param([("w", 300)], [], id="in time"),
-        pytest.param([("w", 330), ("w", 300)], [], id="and on from there"),
+        pytest.param([("w", 330), ("w", 300)], [], id="in time, and again"),
         pytest.param([], [f"{SHARED} does not fire for w, due at 300s"], id="never"),
         pytest.param([("w", 270)], [f"{SHARED} fires for w at 270s, too early: due at 300s"], id="early"),
         pytest.param([("w", 330)], [f"{SHARED} fires for w at 330s, too late: due at 300s, at the latest at 300s"],
                      id="late"),
         pytest.param([("w", 300), ("v", 60)], [f"{SHARED} fires for v at 60s, which is not expected"],
-                     id="of another besides"),
+                     id="also for another worker"),
     ],
 )  # fmt: skip
-def test_what_people_are_told_is_judged_and_acts_on_nobody(fired: list[tuple[str, int]], said: list[str]) -> None:
+def test_notices_are_judged_and_are_no_actions(fired: list[tuple[str, int]], said: list[str]) -> None:
     one = named("wedges while another worker of its container computes, and")
     found = [
         Fired(policy=judge.PEOPLE, alert=SHARED, remedy="", condition="", of=of, at_s=at_s, named=FIRST)
@@ -145,7 +145,7 @@ def test_what_people_are_told_is_judged_and_acts_on_nobody(fired: list[tuple[str
     assert played.judgement(judge.OURS).false == ()
 
 
-def test_people_are_told_by_the_alert_that_is_wanted() -> None:
+def test_notice_must_be_the_expected_alert() -> None:
     one = named("wedges while another worker of its container computes, and")
     fired = Fired(policy=judge.PEOPLE, alert="GpuwardenJobSlow", remedy="", condition="", of="w", at_s=300, named=FIRST)
 
@@ -155,7 +155,7 @@ def test_people_are_told_by_the_alert_that_is_wanted() -> None:
     ]
 
 
-def test_people_are_told_of_a_server_by_its_container() -> None:
+def test_notice_of_a_server_names_its_container() -> None:
     labels = {"alertname": "GpuwardenServerProbeFailing", "host": "0-a", "container": "llm", "severity": "warning"}
     one = named("deadlocks at 100 % over two GPUs as a server")
     fired = judge.parse_alert(labels, at_s=1500)
@@ -169,11 +169,13 @@ def test_people_are_told_of_a_server_by_its_container() -> None:
 @pytest.mark.parametrize(
     ("later_s", "said"),
     [
-        pytest.param(30, [], id="of the same wedge"),
-        pytest.param(0, ["GpuwardenServerProbeFailing fires for llm at 420s, which is not expected"], id="by then"),
+        pytest.param(30, [], id="after the action"),
+        pytest.param(
+            0, ["GpuwardenServerProbeFailing fires for llm at 420s, which is not expected"], id="at the action"
+        ),
     ],
 )
-def test_what_people_are_told_of_whom_was_acted_on_counts_no_more(later_s: int, said: list[str]) -> None:
+def test_notice_after_an_action_on_the_target_is_not_judged(later_s: int, said: list[str]) -> None:
     one = named("stops answering with its GPU idle")
     acts = Fired(
         policy=judge.OURS, alert="Server", remedy="restart_container", condition="server", of="llm", at_s=420,
@@ -186,7 +188,7 @@ def test_what_people_are_told_of_whom_was_acted_on_counts_no_more(later_s: int, 
     assert Played(scenario=one, fired=(acts, tells)).wrong() == said
 
 
-def test_a_policy_is_held_to_when_it_went_wrong_and_acts_once() -> None:
+def test_policy_acts_once_and_not_before_the_fault() -> None:
     one = named("wedges on two hosts")
 
     def fired(of: str, at_s: int) -> Fired:
@@ -208,9 +210,7 @@ def test_a_policy_is_held_to_when_it_went_wrong_and_acts_once() -> None:
         ("is alone on a run and fails every item", ["move"]),
     ],
 )
-def test_who_is_at_fault_is_what_the_remediator_decides_by_the_counts_of_that_moment(
-    begins: str, decided: list[str]
-) -> None:
+def test_decision_is_that_of_the_remediator_at_that_second(begins: str, decided: list[str]) -> None:
     one = named(begins)
     fired = tuple(
         Fired(policy=judge.OURS, alert="A", remedy="wrangle", condition="items", of=each.of, at_s=each.due_s)
@@ -230,11 +230,11 @@ def job(of: str, *, due_s: int, condition: Condition = Condition.STALL) -> Verdi
     return Verdict(condition=condition, remedy="restart_worker", of=of, since_s=due_s - 120, due_s=due_s)
 
 
-def by(policy: str, of: str, at_s: int) -> Fired:
+def alert_of(policy: str, of: str, at_s: int) -> Fired:
     return Fired(policy=policy, alert="A", remedy="", condition="", of=of, at_s=at_s)
 
 
-def test_of_all_that_is_wanted_it_is_counted_what_is_missed() -> None:
+def test_score_counts_missed_verdicts() -> None:
     wanted = (
         job("w", due_s=360),
         job("v", due_s=360),
@@ -242,7 +242,8 @@ def test_of_all_that_is_wanted_it_is_counted_what_is_missed() -> None:
         job("a", due_s=1, condition=Condition.ITEMS),
     )
     one = Played(
-        scenario=replace(SCENARIOS[0], verdicts=wanted), fired=(by("gpuwarden", "w", 360), by("gpuwarden", "b", 360))
+        scenario=replace(SCENARIOS[0], verdicts=wanted),
+        fired=(alert_of("gpuwarden", "w", 360), alert_of("gpuwarden", "b", 360)),
     )
 
     found = judge.score([one], judge.OURS)
@@ -254,45 +255,41 @@ def test_of_all_that_is_wanted_it_is_counted_what_is_missed() -> None:
     ("at_s", "late_s", "evaluations"),
     [(360, 0, 0), (390, 30, 0), (391, 31, 1), (420, 60, 1), (450, 90, 2)],
 )
-def test_lateness_is_from_the_earliest_moment_and_from_the_first_evaluation_that_can_tell(
-    at_s: int, late_s: int, evaluations: int
-) -> None:
+def test_lateness_counts_from_earliest_moment_and_first_evaluation(at_s: int, late_s: int, evaluations: int) -> None:
     one = replace(SCENARIOS[0], verdicts=(job("b", due_s=360, condition=Condition.VRAM),), scrape_s=13, evaluate_s=30)
 
-    found = judge.score([Played(scenario=one, fired=(by("gpuwarden", "b", at_s),))], judge.OURS)
+    found = judge.score([Played(scenario=one, fired=(alert_of("gpuwarden", "b", at_s),))], judge.OURS)
 
     assert (found.late_s, found.late_evaluations) == ([late_s], [evaluations])
-    assert found.took_s == [], "it is no job"
+    assert found.took_s == []
 
 
 @pytest.mark.parametrize(
     ("began_s", "took_s", "missed"),
     [
-        pytest.param({"w": 50.0}, [3660 - 240], 0, id="it began before it wedged and is there as the scenario ends"),
-        pytest.param({}, [], 1, id="it has ended"),
-        pytest.param({"w": 361.0}, [], 1, id="another one is there by then"),
-        pytest.param({"w": -3590.0}, [300 - 240], 0, id="the limit came while it was played"),
+        pytest.param({"w": 50.0}, [3660 - 240], 0, id="job of the fault is left at the end"),
+        pytest.param({}, [], 1, id="job ended"),
+        pytest.param({"w": 361.0}, [], 1, id="another job is left"),
+        pytest.param({"w": -3590.0}, [300 - 240], 0, id="limit within the scenario"),
     ],
 )
-def test_who_has_a_time_limit_ends_at_last_whom_it_does_not_find(
+def test_time_limit_ends_stalled_jobs_after_the_scenario(
     began_s: Mapping[str, float], took_s: list[float], missed: int
 ) -> None:
     one = replace(SCENARIOS[0], verdicts=(job("w", due_s=360),), scrape_s=15, evaluate_s=30)
-    fired = (by("timeout", "w", 300),) if began_s.get("w", 0) < 0 else ()
+    fired = (alert_of("timeout", "w", 300),) if began_s.get("w", 0) < 0 else ()
 
     limited = judge.score([Played(scenario=one, fired=fired, began_s=began_s)], "timeout")
     idle = judge.score([Played(scenario=one, fired=(), began_s=began_s)], "idle")
 
     assert (limited.took_s, limited.missed, limited.false) == (took_s, missed, 0)
-    assert (idle.took_s, idle.missed) == ([], 1), "which has none"
+    assert (idle.took_s, idle.missed) == ([], 1)
 
 
 @pytest.mark.parametrize(
     ("due_s", "scrape_s", "evaluate_s", "by_s"), [(480, 15, 30, 480), (481, 15, 30, 510), (481, 60, 5, 540)]
 )
-def test_a_verdict_is_to_come_with_the_first_evaluation_of_the_first_scrape_that_shows_it(
-    due_s: int, scrape_s: int, evaluate_s: int, by_s: int
-) -> None:
+def test_deadline_is_first_evaluation_of_first_scrape(due_s: int, scrape_s: int, evaluate_s: int, by_s: int) -> None:
     one = replace(named("wedges after a hundred steps"), scrape_s=scrape_s, evaluate_s=evaluate_s)
     verdict = Verdict(condition=Condition.STALL, remedy="restart_worker", of="w", since_s=0, due_s=due_s)
 
@@ -319,7 +316,9 @@ EITHER: Final = """\
         ([], ["no action on a or b, due at 0s"]),
     ],
 )
-def test_where_either_may_go_one_does(fired: list[tuple[str, int]], said: list[str], tmp_path: Path) -> None:
+def test_one_of_two_alternative_targets_is_enough(
+    fired: list[tuple[str, int]], said: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "a.yaml").write_text(EITHER)
     (one,) = scenario_file.read(tmp_path)
     found = tuple(

@@ -1,4 +1,4 @@
-"""Scenario files: their defaults, what cannot be understood, and the page that describes them."""
+"""Scenario files: defaults, errors, and the examples in the docs."""
 
 import os
 import re
@@ -27,7 +27,7 @@ SOUND: Final = """\
 """
 
 
-def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
+def test_missing_keys_have_defaults(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(SOUND)
 
     (one,) = scenario_file.read(tmp_path)
@@ -135,7 +135,9 @@ def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
         (SOUND, SOUND + SOUND, "a.yaml:6: a.yaml:1 has the same name; use another one"),
     ],
 )  # fmt: skip
-def test_a_bad_scenario_says_where_and_what_to_write(old: str, new: str, complaint: str, tmp_path: Path) -> None:
+def test_invalid_scenario_error_says_where_and_what_to_write(
+    old: str, new: str, complaint: str, tmp_path: Path
+) -> None:
     assert old in SOUND
     (tmp_path / "a.yaml").write_text(SOUND.replace(old, new, 1))
 
@@ -150,8 +152,8 @@ def test_old_names_are_read_as_the_new_ones(tmp_path: Path) -> None:
   workers:
     w: {host: a, 0s: loads, 4m: {does: hangs, phase: eval, timeout_s: 60}}
   verdict: {condition: host_lost, remedy: hold_lost_host, of: a, since: 5m, due: 8m}
-  told: {alert: GpuwardenJobSlow, of: w, due: 6m}
 """
+    new += "  told: {alert: GpuwardenJobSlow, of: w, due: 6m}\n"
     (tmp_path / "new").mkdir()
     (tmp_path / "old").mkdir()
     (tmp_path / "new" / "a.yaml").write_text(new)
@@ -165,19 +167,19 @@ def test_old_names_are_read_as_the_new_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("now", OLD_NAMES.values())
-def test_the_new_name_of_an_old_one_is_a_name_of_today(now: str) -> None:
+def test_new_name_exists(now: str) -> None:
     rules = "".join(path.read_text() for path in (Path(__file__).parents[3] / "alerts").glob("*.yaml"))
     known = {"timeout_s", "gpuwarden.restart-after-s", "condition", *Condition, *REMEDIES}
 
     assert now in known or f"alert: {now}\n" in rules
 
 
-def test_what_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
+def test_unreadable_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"cannot read it \(No such file or directory\); give a file"):
         scenario_file.read(tmp_path / "none.yaml")
 
 
-def test_a_file_of_a_folder_may_end_in_yml(tmp_path: Path) -> None:
+def test_files_may_end_in_yml(tmp_path: Path) -> None:
     (tmp_path / "a.yml").write_text(SOUND)
 
     (one,) = scenario_file.read(tmp_path)
@@ -199,7 +201,7 @@ def test_a_file_of_a_folder_may_end_in_yml(tmp_path: Path) -> None:
                      id="marked"),
     ],
 )  # fmt: skip
-def test_of_one_file_it_is_said_who_fired_when_and_what_of_that_is_wrong(
+def test_command_prints_alerts_and_faults(
     change: tuple[str, str], status: int, said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if missing := without_promtool():
@@ -215,20 +217,22 @@ def test_of_one_file_it_is_said_who_fired_when_and_what_of_that_is_wrong(
 
 
 @pytest.mark.needs_parts
-def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
+def test_closed_stdout_is_ignored(tmp_path: Path) -> None:
     if missing := without_promtool():
         pytest.skip(missing)
     (tmp_path / "a.yaml").write_text(SOUND.replace("due: 6m", "due: 7m"))
 
-    judged = unread("-m", "bench.corpus", str(tmp_path))
-    table = unread("-c", "from bench.figures import print_text; print_text('figures'); print_text('more of them')")
+    judged = run_with_closed_stdout("-m", "bench.corpus", str(tmp_path))
+    table = run_with_closed_stdout(
+        "-c", "from bench.figures import print_text; print_text('figures'); print_text('more of them')"
+    )
 
-    assert (judged.returncode, judged.stderr) == (1, b""), "it is wrong, as it is to who reads on"
+    assert (judged.returncode, judged.stderr) == (1, b"")
     assert (table.returncode, table.stderr) == (0, b"")
 
 
-def unread(*command: str) -> "subprocess.CompletedProcess[bytes]":
-    """What becomes of a program whose reader has gone."""
+def run_with_closed_stdout(*command: str) -> "subprocess.CompletedProcess[bytes]":
+    """Run a program whose stdout has no reader."""
     read_end, write_end = os.pipe()
     os.close(read_end)
     try:
@@ -248,14 +252,14 @@ def test_a_bad_file_is_reported_with_its_reason(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().err.startswith("a.yaml:4: 4m: unknown activity 'hang'; use one of: loads")
 
 
-WRITINGS: Final = re.findall(
+EXAMPLES: Final = re.findall(
     r"^\| ([^|]+) \| (`(?:workers|tenants|servers|gpus|hosts|prometheus): .*`) \|$", PAGE, re.MULTILINE
 )
-"""What the page says happens, and how that is written."""
+"""Events of the docs, and how to write them."""
 
 
-@pytest.mark.parametrize("written", [written for _, written in WRITINGS], ids=[happens for happens, _ in WRITINGS])
-def test_what_the_page_says_how_to_write_is_understood_and_can_be_played(written: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("written", [written for _, written in EXAMPLES], ids=[happens for happens, _ in EXAMPLES])
+def test_examples_of_the_docs_can_be_played(written: str, tmp_path: Path) -> None:
     lines = re.findall("`([^`]+)`", written)
     if not any(each.startswith(("workers", "tenants", "servers")) for each in lines):
         lines.append("workers: {w: {0s: steps}}")
@@ -266,5 +270,5 @@ def test_what_the_page_says_how_to_write_is_understood_and_can_be_played(written
     assert host.series(one, wanted={"gpuwarden_container_info"})
 
 
-def test_the_page_says_how_to_write_many_things() -> None:
-    assert len(WRITINGS) > 20
+def test_the_docs_have_many_examples() -> None:
+    assert len(EXAMPLES) > 20

@@ -1,4 +1,4 @@
-"""The verdicts of the rules that ship, on every scenario of the corpus, and what the scenarios cover."""
+"""Our rules on every scenario of the corpus, and what the scenarios cover."""
 
 import math
 import re
@@ -33,16 +33,16 @@ from tests.bench.corpus.scenes import PAGE, SCENARIOS, Everything, named, withou
 from tools.mutation.rules import ALERTS, files
 
 LEAST: Final = 60
-"""How many scenarios there are at least that the rules judge right."""
+"""Minimum of scenarios without `not_yet`."""
 
 SLOT: Final = "(host, worker, container)"
 NOT_QUIET: Final = f"<= min by {SLOT} (gpuwarden_job_inactive_seconds)"
 NEWEST: Final = "(1, timestamp(gpuwarden_job_overdue_id))"
-BLIND_TOO: Final = (
+BLIND_CHECK: Final = (
     "unless on () ( time() - gpuwarden:no_host_scraped:timestamp_seconds < on () "
     "(max(gpuwarden_remediator_host_lost_after_seconds) + 10) )"
 )
-BLIND_WHERE_REPEATED: Final = "or absent_over_time(gpuwarden_exporter_info[75s])"
+REPEAT_CHECK: Final = "or absent_over_time(gpuwarden_exporter_info[75s])"
 NONE_DONE: Final = (
     "and on (run, worker_host, worker) ( max by (run, worker_host, worker) (gpuwarden_queue_run_items_done) == 0 ),"
 )
@@ -53,32 +53,32 @@ CAUGHT: Final = (
     ("stall", "labels: severity", "for: 1m\n        labels:\n          severity", "is alone on its host and wedges"),
     ("worker", f"<= min by {SLOT} (gpuwarden_worker_cpu_idle_seconds)", "", "holds Python's lock for ten minutes"),
     ("gone", ">= max by", ">= 0 * max by", "is killed, started again after 25 s"),
-    ("node", BLIND_TOO, "", "falls silent while Prometheus is down"),
-    ("node", BLIND_WHERE_REPEATED, "", "was cut off for a minute just before Prometheus was down"),
+    ("node", BLIND_CHECK, "", "falls silent while Prometheus is down"),
+    ("node", REPEAT_CHECK, "", "was cut off for a minute just before Prometheus was down"),
     ("vram", "== 1", "== 0", "leaks for ten minutes until the card is short"),
     ("stall", NEWEST, f"{NEWEST[:4]}-{NEWEST[4:]}", "is on its next job, having been silent in the one before"),
     (
         "server",
         "timestamp(gpuwarden_server_info)",
         "gpuwarden_server_info",
-        "was started anew while Prometheus was down",
+        "was started",
     ),
     ("wrangling", NONE_DONE, ",", "fails twenty items of a run and has finished one"),
 )
-"""Broken rules: the topic, what is replaced in it and by what, and how the name of the scenario begins that tells."""
+"""Broken rules: topic, old and new text, and the begin of the name of a scenario that detects it."""
 
-BLIND: Final = {
+NEEDED_ACTIVITIES: Final = {
     "io_idle_s": "evaluates for a quarter of an hour at 100 % without a word",
-    "page_fault_idle_s": "tunes its kernels anew",
+    "page_fault_idle_s": "tunes its kernels a",
     "ram_idle_s": "stages 6 GiB up and down",
     "cpu_idle_s": "takes ten minutes for a step on a GPU that is not measured",
     "gpu_last_busy_age_s": "waits twelve minutes for a step without a spin",
     "gpu_saturated_s": "computes a step for a quarter of an hour at 100 %, with a pause",
 }
-"""Signs of life of which what tells that nothing moved might be made without, each with a scenario that tells."""
+"""Parts of `no_progress_s`, each with a scenario that needs it."""
 
 
-OVERLOOKED: Final = (
+IGNORED_ACTIVITIES: Final = (
     ("BEAT", "steps for twenty minutes at 4 %"),
     ("GPU", "takes twenty minutes for one step, its"),
     ("RAM", "prepares with its GPU idle while RAM climbs"),
@@ -90,25 +90,25 @@ OVERLOOKED: Final = (
     ("RAM", "decodes for ten minutes while another worker"),
     ("WORK", "evaluates on the CPU for ten minutes while another worker"),
 )
-"""Signs of life without which a job might be taken for quiet, each with a scenario that tells."""
+"""Activities, each with a scenario that needs it."""
 
 
 @pytest.mark.needs_parts
 @pytest.mark.parametrize("name", [each.name for each in SCENARIOS if not each.not_yet])
 @pytest.mark.slow
-def test_the_verdict_is_right_on_whoever(name: str, played: Mapping[str, Played]) -> None:
+def test_verdict_is_right(name: str, played: Mapping[str, Played]) -> None:
     assert played[name].wrong() == []
 
 
 @pytest.mark.needs_parts
 @pytest.mark.slow
-def test_what_is_marked_not_yet_is_not_right_yet(played: Mapping[str, Played]) -> None:
+def test_scenarios_marked_not_yet_are_wrong(played: Mapping[str, Played]) -> None:
     right = [each.name for each in SCENARIOS if each.not_yet and not played[each.name].wrong()]
 
-    assert right == [], "take their `not_yet` away"
+    assert right == [], "remove their `not_yet`"
 
 
-def test_there_are_enough_scenarios_and_many_of_both_kinds() -> None:
+def test_corpus_has_many_scenarios_of_both_kinds() -> None:
     settled = [each for each in SCENARIOS if not each.not_yet]
 
     assert len(settled) >= LEAST
@@ -116,13 +116,13 @@ def test_there_are_enough_scenarios_and_many_of_both_kinds() -> None:
     assert {verdict.condition for each in settled for verdict in each.verdicts} == set(Condition)
 
 
-def test_whoever_is_slower_has_time_to_act_before_he_has_missed_it() -> None:
+def test_scenarios_play_long_enough_for_slower_policies() -> None:
     left_s = [each.plays_s - verdict.due_s for each in SCENARIOS for verdict in each.verdicts]
 
     assert min(left_s) >= scenario_file.AFTERWARDS_S
 
 
-def test_the_page_has_every_word_that_a_scenario_may_use() -> None:
+def test_docs_list_every_word_of_scenarios() -> None:
     parts_of = [*fields(Doing), *fields(GpuHealth)]
     states = (*GPU_STATES, *INSTANCE_STATES, *HOST_STATES, *PROMETHEUS_STATES)
     words = [*DOINGS, *(part.name for part in parts_of), *states, *Condition, *REMEDIES, *DECIDED, *NOTICES]
@@ -132,7 +132,7 @@ def test_the_page_has_every_word_that_a_scenario_may_use() -> None:
 
 @pytest.mark.needs_parts
 @pytest.mark.slow
-def test_every_policy_finds_something_and_none_but_ours_is_without_a_fault(played: Mapping[str, Played]) -> None:
+def test_every_other_policy_has_hits_misses_and_false_kills(played: Mapping[str, Played]) -> None:
     every = list(played.values())
     scores = {policy: judge.score(every, policy) for policy in judge.POLICY_NAMES}
 
@@ -154,7 +154,7 @@ def test_every_policy_finds_something_and_none_but_ours_is_without_a_fault(playe
         "is held down by its power cap",
     ],
 )
-def test_every_series_of_a_scenario_is_one_that_the_programs_export_with_its_labels(begins: str) -> None:
+def test_series_of_scenarios_are_documented_with_their_labels(begins: str) -> None:
     exported = {
         name: frozenset(re.findall(r"`(\w+)`", labels))
         for file in ("metrics.md", "metrics-remediator.md", "metrics-queue.md")
@@ -166,8 +166,8 @@ def test_every_series_of_a_scenario_is_one_that_the_programs_export_with_its_lab
     found = host.series(replace(named(begins), plays_s=60), wanted=Everything())
 
     assert len({name for name, _ in found}) > 20
-    told = {(name, frozenset(dict(labels)) - {"host"}) for name, labels in found}
-    assert told - set(exported.items()) == {("up", frozenset())}, "which Prometheus writes"
+    played = {(name, frozenset(dict(labels)) - {"host"}) for name, labels in found}
+    assert played - set(exported.items()) == {("up", frozenset())}, "Prometheus writes `up`"
 
 
 UNPLAYED: Final = {
@@ -177,11 +177,11 @@ UNPLAYED: Final = {
             "gpuwarden_gpu_row_remap_pending",
             "gpuwarden_gpu_unknown_samples_total",
         ),
-        "what a driver tells of its GPU beside who uses it: people are told, whatever runs there",
+        "GPU health of the driver, which only notifies people",
     ),
-    "gpuwarden_container_gpu_memory_budget_invalid": "a label that cannot be read: whoever has it has no budget here",
-    "gpuwarden_statefiles_invalid": "files that no worker of ours writes",
-    "gpuwarden_queue_host_worker_info": "a worker whose files cannot be read, of which nothing here is known",
+    "gpuwarden_container_gpu_memory_budget_invalid": "an invalid label, which is the same as no budget",
+    "gpuwarden_statefiles_invalid": "files of other programs",
+    "gpuwarden_queue_host_worker_info": "a worker without readable files",
     **dict.fromkeys(
         (
             "gpuwarden_remediator_circuit_breaker_open",
@@ -194,19 +194,19 @@ UNPLAYED: Final = {
             "gpuwarden_remediator_info",
             "gpuwarden_remediator_watchdog_timestamp_seconds",
         ),
-        "the remediator at its work: here nobody is acted on, and people are told of it alone",
+        "the remediator at work, which only notifies people",
     ),
 }
-"""What rules read and no scenario has, and why the verdicts are right without it."""
+"""Series of rules that no scenario has, and why the verdicts do not need them."""
 
 
-def test_every_series_that_a_rule_reads_is_in_some_scenario_or_not_for_a_reason() -> None:
+def test_every_series_of_a_rule_is_in_a_scenario_or_listed_as_unplayed() -> None:
     rules = [
         rule for file in files() for group in yaml.safe_load(file.read_text())["groups"] for rule in group["rules"]
     ]
     read = {name for rule in rules for name in re.findall(r"\bgpuwarden_[a-z0-9_]+", rule["expr"])}
     acting = [rule["expr"] for rule in rules if "remedy" in rule.get("labels", {}) or "record" in rule]
-    telling = (
+    examples = (
         "fills two cards",
         "is allowed ten minutes",
         "is killed for want of memory and its",
@@ -220,7 +220,7 @@ def test_every_series_that_a_rule_reads_is_in_some_scenario_or_not_for_a_reason(
         "is held down by heat and steps half",
     )
 
-    found = {name for begins in telling for name, _ in host.series(named(begins), wanted=read)}
+    found = {name for begins in examples for name, _ in host.series(named(begins), wanted=read)}
 
     assert len(read) > 50
     assert read - found == set(UNPLAYED)
@@ -229,7 +229,7 @@ def test_every_series_that_a_rule_reads_is_in_some_scenario_or_not_for_a_reason(
 
 @pytest.mark.needs_parts
 @pytest.mark.slow
-def test_ours_is_never_an_evaluation_late_and_misses_nothing_of_whatever_kind(played: Mapping[str, Played]) -> None:
+def test_our_rules_are_never_late_and_miss_nothing(played: Mapping[str, Played]) -> None:
     found = judge.score([each for each in played.values() if not each.scenario.not_yet], judge.OURS)
 
     assert (found.missed, found.missed_others, max(found.late_evaluations)) == (0, 0, 0)
@@ -240,7 +240,7 @@ def test_ours_is_never_an_evaluation_late_and_misses_nothing_of_whatever_kind(pl
 @pytest.mark.needs_parts
 @pytest.mark.nightly
 @pytest.mark.parametrize(("topic", "old", "new", "begins"), CAUGHT)
-def test_the_corpus_tells_of_a_broken_rule(
+def test_corpus_detects_a_broken_rule(
     topic: str, old: str, new: str, begins: str, played: Mapping[str, Played], tmp_path: Path
 ) -> None:
     sound = (ALERTS / f"{topic}.rules.yaml").read_text()
@@ -257,9 +257,11 @@ def test_the_corpus_tells_of_a_broken_rule(
 
 @pytest.mark.needs_parts
 @pytest.mark.nightly
-@pytest.mark.parametrize("sign", BLIND)
-def test_each_sign_of_life_is_needed(sign: str, played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch) -> None:
-    one, whole = named(BLIND[sign]), vars(ContainerEvidence)["no_progress_s"].fget
+@pytest.mark.parametrize("sign", NEEDED_ACTIVITIES)
+def test_each_activity_is_needed_for_no_progress(
+    sign: str, played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, whole = named(NEEDED_ACTIVITIES[sign]), vars(ContainerEvidence)["no_progress_s"].fget
     monkeypatch.setattr(
         ContainerEvidence, "no_progress_s", property(lambda seen: whole(seen._replace(**{sign: math.inf})))
     )
@@ -272,8 +274,8 @@ def test_each_sign_of_life_is_needed(sign: str, played: Mapping[str, Played], mo
 
 @pytest.mark.needs_parts
 @pytest.mark.nightly
-@pytest.mark.parametrize(("sign", "begins"), OVERLOOKED)
-def test_the_corpus_tells_when_a_job_is_quiet_in_spite_of_a_sign_of_life(
+@pytest.mark.parametrize(("sign", "begins"), IGNORED_ACTIVITIES)
+def test_corpus_detects_an_ignored_activity(
     sign: str, begins: str, played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, whole = named(begins), activity._seconds_without
@@ -291,7 +293,7 @@ def test_the_corpus_tells_when_a_job_is_quiet_in_spite_of_a_sign_of_life(
 
 @pytest.mark.needs_parts
 @pytest.mark.nightly
-def test_work_is_life_only_in_some_phases(played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_activity_only_in_some_phases(played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch) -> None:
     one = named("wedges in a driver call that spins, having loaded")
     monkeypatch.setattr(Phase, "counts_work", True)
 
@@ -303,7 +305,7 @@ def test_work_is_life_only_in_some_phases(played: Mapping[str, Played], monkeypa
 
 @pytest.mark.needs_parts
 @pytest.mark.nightly
-def test_a_busy_gpu_alone_is_no_sign_of_life(played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_gpu_alone_is_no_progress(played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch) -> None:
     one, whole = named("deadlocks in a collective, its GPU at 100 %"), vars(ContainerEvidence)["no_progress_s"].fget
     monkeypatch.setattr(
         ContainerEvidence, "no_progress_s", property(lambda seen: whole(seen._replace(gpu_saturated_s=None)))
@@ -323,7 +325,7 @@ def test_a_busy_gpu_alone_is_no_sign_of_life(played: Mapping[str, Played], monke
         ("gpuwarden_job_info *", "promtool printed no result for 'wedges on two hosts at once"),
     ],
 )
-def test_rules_that_fail_are_no_silence(expr: str, complaint: str, tmp_path: Path) -> None:
+def test_failing_rules_are_an_error(expr: str, complaint: str, tmp_path: Path) -> None:
     if missing := without_promtool():
         pytest.skip(missing)
     rules = tmp_path / "broken.rules.yaml"
@@ -333,7 +335,7 @@ def test_rules_that_fail_are_no_silence(expr: str, complaint: str, tmp_path: Pat
         judge.play([named("wedges on two hosts at once")], [rules])
 
 
-def test_a_promtool_that_comes_to_no_end_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hung_promtool_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hangs = tmp_path / "promtool"
     hangs.write_text("#!/bin/sh\nexec sleep 60\n")
     hangs.chmod(0o755)
@@ -353,5 +355,5 @@ def test_a_promtool_that_comes_to_no_end_is_a_sentence(tmp_path: Path, monkeypat
         ([None, None, 2.0, "stale", None], "_x2 2 stale _x1"),
     ],
 )
-def test_samples_are_written_as_promtool_reads_them(found: Sequence[float | str | None], written: str) -> None:
+def test_samples_in_promtool_notation(found: Sequence[float | str | None], written: str) -> None:
     assert judge.values(found) == written
