@@ -1,1 +1,1 @@
-"""The tests; a name is the sentence that the test proves."""
+"""The tests."""

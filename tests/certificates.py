@@ -1,4 +1,4 @@
-"""Certificates made by openssl: an authority, and what it signed for a server on 127.0.0.1 and for a caller."""
+"""Certificates from openssl: an authority, a server on 127.0.0.1, a client."""
 
 import subprocess
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Authority:
-    """One that signs certificates, with those that it signed for 127.0.0.1 and for a caller."""
+    """An authority, and its certificates for a server and a client."""
 
     own: Pair
     server: Pair
@@ -23,12 +23,12 @@ class Authority:
 
 
 def openssl(*arguments: str | Path) -> None:
-    """Run it; it says nothing."""
+    """Run openssl."""
     subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
 
 
 def authority(folder: Path) -> Authority:
-    """A new one."""
+    """Make a new authority."""
     folder.mkdir()
     own = Pair(cert=folder / "ca.pem", key=folder / "ca.key")
     ec = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")

@@ -1,4 +1,4 @@
-"""What all tests share: PostgreSQL, a Docker engine, commands, groups of tests, and `--no-skips`, by which CI fails."""
+"""Fixtures of all tests, groups of tests for xdist, and `--no-skips`."""
 
 import gc
 import os
@@ -15,24 +15,24 @@ from testbed.docker_engine import Engine, NoEngine, docker_engine
 from testbed.postgres import NoPostgres, Postgres
 from testbed.postgres import postgres as postgres_server
 
-# A slow machine fails no test: times are measured in bench/, never asserted.
+# A slow machine must not fail tests: only bench/ measures times.
 hypothesis.settings.register_profile("day", deadline=None, print_blob=True, max_examples=25)
 hypothesis.settings.register_profile("nightly", hypothesis.settings.get_profile("day"), max_examples=200)
 hypothesis.settings.load_profile("day")
 
-# What tests start imports this checkout, whichever checkout the virtual environment was made for.
+# Programs that tests start import this checkout.
 CHECKOUT = Path(__file__).resolve().parent.parent
 os.environ["PYTHONPATH"] = os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 Cli = Callable[..., tuple[int, str, str]]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Started in the background of a script: what the tests start would inherit it, and no test could interrupt it.
+    # Set by a shell for background jobs. Programs that tests start would ignore interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--no-skips", action="store_true", help="fail the run when a test is skipped, but for `gpu` tests")
+    parser.addoption("--no-skips", action="store_true", help="fail if a test is skipped, except tests marked `gpu`")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,10 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Whatever is made here is kept to the end: to look for garbage in it again and again takes a third of this time.
-
-    And some of every test's, unless it is looked through no more.
-    """
+    """Exclude the collected tests from garbage collection, which takes a third of the collection time."""
     gc.disable()
     try:
         return (yield)
@@ -56,10 +53,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Share out single tests among the processes; what a module's tests have in common keeps these in one process.
-
-    That is a fixture of the module, which is set up once, and the names of containers on one Docker engine.
-    """
+    """Keep tests of a module in one process if they share a module fixture or names of containers."""
     for item in items:
         assert isinstance(item, pytest.Function)
         fixtures = item._fixtureinfo.name2fixturedefs.values()
@@ -68,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class _NoSkips:
-    """From the reports, so that it also sees the skips of the processes that share a run."""
+    """Fails a run with skips, also of other xdist processes."""
 
     def __init__(self) -> None:
         self._skipped: list[str] = []
@@ -90,7 +84,7 @@ class _NoSkips:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that is marked `both_databases` on SQLite and on PostgreSQL."""
+    """Run tests marked `both_databases` on SQLite and on PostgreSQL."""
     named = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     chooses = any("backend" in (names.split(",") if isinstance(names, str) else names) for names in named)
     if "backend" in metafunc.fixturenames and metafunc.definition.get_closest_marker("both_databases") and not chooses:
@@ -100,14 +94,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest) -> str:
-    """Which database: SQLite, but for what `both_databases` or the test itself says."""
+    """The database; SQLite unless `both_databases` or the test selects another one."""
     kind: str = getattr(request, "param", "sqlite")
     return kind
 
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    """One PostgreSQL for the whole run, started by the first test that asks; each test creates databases of its own."""
+    """One PostgreSQL for the whole run; tests create separate databases."""
     with postgres_server(tmp_path_factory.mktemp("postgres"), durable=False) as found:
         if isinstance(found, NoPostgres):
             pytest.skip(found.reason)
@@ -125,7 +119,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture
 def client(engine: Engine) -> Iterator[docker.DockerClient]:
-    """A client of `engine`, closed afterwards."""
+    """A client of `engine`."""
     client = docker.DockerClient(base_url=engine.base_url)
     yield client
     client.close()
@@ -133,7 +127,7 @@ def client(engine: Engine) -> Iterator[docker.DockerClient]:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """Run `gpuwarden` with arguments, as ann: its exit code, what it printed and what it complained of."""
+    """Run `gpuwarden` as user ann; returns exit code, stdout and stderr."""
     monkeypatch.setenv("SUDO_USER", "ann")
 
     def run(*argv: str) -> tuple[int, str, str]:

@@ -1,4 +1,4 @@
-"""An application behind the server that both programs have, in a thread of this process."""
+"""An application behind our HTTP server, in a thread."""
 
 import http.client
 import threading
@@ -16,7 +16,7 @@ Answer = tuple[int, str, Message]
 
 @contextmanager
 def served_app(app: Any, config: WebConfig, *, listen: str = "127.0.0.1") -> Iterator[int]:
-    """Its port."""
+    """Serve the application; yields the port."""
     listener = bind(listen, 0)
     server = Server(app, config)
     thread = threading.Thread(target=server.run, args=([listener],))
@@ -32,7 +32,7 @@ def served_app(app: Any, config: WebConfig, *, listen: str = "127.0.0.1") -> Ite
 def get(
     port: int, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, host: str = "127.0.0.1"
 ) -> Answer:
-    """One request by a connection of its own."""
+    """Send one request over a new connection."""
     connection = http.client.HTTPConnection(host, port, timeout=10)
     try:
         connection.request(method, path, headers=headers or {})

@@ -1,4 +1,4 @@
-"""Databases with their tables already made: to make them takes longer than most tests."""
+"""Template databases: tables take longer to create than most tests run."""
 
 import shutil
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from remediator.ledger.ledger import Ledger
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """Two SQLite files, to be copied."""
+    """Two SQLite files to copy."""
 
     ledger: Path
     queue: Path
 
 
 def empty_file(kind: type[JobStore] | type[Ledger], file: Path) -> Path:
-    """Make the tables of one kind in a file that nobody has open afterwards."""
+    """Create the tables of one kind in a file, and close it."""
     kind.open(f"sqlite:///{file}").close()
     return file
 
 
 def copied(template: Path, file: Path) -> str:
-    """Copy it there; the copy's URL."""
+    """Copy a file; return the URL of the copy."""
     shutil.copyfile(template, file)
     return f"sqlite:///{file}"

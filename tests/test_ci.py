@@ -1,4 +1,4 @@
-"""What CI leaves out of one step because another does it is done there; and whichever step fails, CI fails."""
+"""CI runs every test once, and fails if one step fails."""
 
 import hashlib
 import os
@@ -18,14 +18,14 @@ MARKS = re.compile(r'pytest.* -m (?:"([^"]*)"|(\w+))')
 
 
 def steps(target: str = "ci") -> list[str]:
-    """The commands of a target, none of which is run."""
+    """Commands of a target, without running them."""
     done = make("--dry-run", target, folder=CHECKOUT)
     assert done.returncode == 0
     return done.stdout.splitlines()
 
 
 def make(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    # A make that runs these tests hands its own arguments down.
+    # A make that runs these tests passes its arguments on.
     own = {name: value for name, value in os.environ.items() if "MAKE" not in name and not name.endswith("_ARGS")}
     return subprocess.run(
         ["make", "--no-print-directory", *arguments],
@@ -36,7 +36,7 @@ def make(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProce
 @pytest.mark.parametrize(
     ("target", "marks"), [("ci", {"pure", "not nightly and not pure"}), ("nightly", {"pure", "not pure"})]
 )
-def test_a_target_leaves_out_no_test_but_by_these_marks_and_allows_no_skip(target: str, marks: set[str]) -> None:
+def test_target_runs_all_tests_of_its_marks_without_skips(target: str, marks: set[str]) -> None:
     runs = [step for step in steps(target) if "-m pytest " in step and "--collect-only" not in step]
 
     assert {quoted or word for run in runs for quoted, word in MARKS.findall(run)} == marks
@@ -45,15 +45,15 @@ def test_a_target_leaves_out_no_test_but_by_these_marks_and_allows_no_skip(targe
         assert "--no-skips" in run
 
 
-def test_ci_checks_all_but_what_a_test_does() -> None:
+def test_ci_runs_all_checks_except_those_of_tests() -> None:
     (checks,) = (step for step in steps() if "testbed.check_release" in step)
 
     assert re.findall(r"--but (\S+)", checks) == [check_release.rules_pass_their_tests.__name__]
 
 
-def test_a_program_that_a_test_starts_imports_this_checkout(tmp_path: Path) -> None:
+def test_started_programs_import_this_checkout(tmp_path: Path) -> None:
     program = "import gpuwarden; print(gpuwarden.__file__)"
-    # Without -S the virtual environment's own link to a checkout would do.
+    # With -S only PYTHONPATH selects the checkout.
     done = subprocess.run(
         [sys.executable, "-S", "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
     )
@@ -70,7 +70,7 @@ case "$0 $*" in *"$FAILS"*) echo "$FAILS failed"; exit 1;; esac
 @pytest.mark.parametrize(
     "step", ["ruff", "mypy", "testbed.check_release", "--collect-only", "--cov ", "coverage report", "--no-skips"]
 )
-def test_ci_fails_with_each_of_its_steps_and_says_with_which(step: str, tmp_path: Path) -> None:
+def test_ci_fails_with_each_step_and_names_it(step: str, tmp_path: Path) -> None:
     tools = tmp_path / ".venv" / "bin"
     tools.mkdir(parents=True)
     shutil.copy(CHECKOUT / "Makefile", tmp_path)
@@ -97,7 +97,7 @@ def build_editable(folder, *_):
 
 
 def wheel(name: str, version: str, folder: Path, *, wants: str = "") -> str:
-    """A package with nothing in it, and the sha256 of its wheel."""
+    """Write an empty package; return the sha256 of its wheel."""
     info = f"{name}-{version}.dist-info"
     path = folder / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as whole:
@@ -110,7 +110,7 @@ def wheel(name: str, version: str, folder: Path, *, wants: str = "") -> str:
 
 @pytest.fixture
 def pinned(tmp_path: Path) -> Path:
-    """A checkout that pins `leaf` to a release that is not the newest; `stem` asks for it with an extra."""
+    """A checkout that pins `leaf` to an old version; `stem` requires it with an extra."""
     shutil.copy(CHECKOUT / "Makefile", tmp_path)
     (tmp_path / "pyproject.toml").write_text(
         "[build-system]\nrequires = []\nbuild-backend = 'own'\nbackend-path = ['.']\n"
@@ -131,7 +131,7 @@ def set_up(checkout: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_set_up_takes_what_the_lock_file_says_also_once_there_is_a_newer_release(pinned: Path) -> None:
+def test_set_up_installs_the_locked_version(pinned: Path) -> None:
     done = set_up(pinned)
 
     assert done.returncode == 0, done.stderr
@@ -141,7 +141,7 @@ def test_set_up_takes_what_the_lock_file_says_also_once_there_is_a_newer_release
 
 
 @pytest.mark.slow
-def test_set_up_says_that_the_lock_file_is_not_whole(pinned: Path) -> None:
+def test_set_up_reports_an_incomplete_lock_file(pinned: Path) -> None:
     lock = pinned / "requirements.lock"
     lock.write_text(lock.read_text().partition("\n")[2])
 

@@ -1,4 +1,4 @@
-"""docs/behaviours.md and the tests agree on which rows are shown, and where."""
+"""docs/behaviours.md and the marks of the tests agree."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ _LINK = re.compile(r"\(\.\./(tests/[\w/]+\.py)\)")
 _MARK = re.compile(r"behaviour\('([A-D]\d+b?)'\)")
 
 
-def test_every_row_of_the_specification_is_there_once() -> None:
+def test_every_row_is_listed_once() -> None:
     rows = [row for row, _ in _ROW.findall(PAGE.read_text(encoding="utf-8"))]
 
     wanted = [f"A{n}" for n in range(1, 20)] + ["A14b"]
@@ -22,7 +22,7 @@ def test_every_row_of_the_specification_is_there_once() -> None:
     assert sorted(rows) == sorted(wanted)
 
 
-def test_the_page_names_exactly_the_tests_that_are_marked() -> None:
+def test_docs_list_exactly_the_marked_tests() -> None:
     page = {
         row: set(_LINK.findall(shown))
         for row, shown in _ROW.findall(PAGE.read_text(encoding="utf-8"))
@@ -35,7 +35,7 @@ def test_the_page_names_exactly_the_tests_that_are_marked() -> None:
     assert page == dict(marked)
 
 
-def test_every_row_that_is_shown_is_shown_by_a_test_of_every_change() -> None:
+def test_every_shown_row_has_a_daily_test() -> None:
     found = list(behaviours())
     nightly = {row for row, _, nightly in found if nightly}
     daily = {row for row, _, nightly in found if not nightly}
@@ -44,7 +44,7 @@ def test_every_row_that_is_shown_is_shown_by_a_test_of_every_change() -> None:
 
 
 def behaviours() -> Iterator[tuple[str, Path, bool]]:
-    """Each mark of a row, its file, and whether that test runs only at night."""
+    """Rows with their test files, and whether the test is nightly."""
     for file in TESTS.rglob("test_*.py"):
         text = file.read_text(encoding="utf-8")
         if "mark.behaviour" not in text:

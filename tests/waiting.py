@@ -1,4 +1,4 @@
-"""How tests wait: they poll within a bound, and never sleep to wait."""
+"""Tests wait by polling with a timeout."""
 
 import threading
 import time
@@ -10,15 +10,12 @@ import pytest
 from gpuwarden.errors import GpuwardenError
 
 POLL_S: Final = 0.02
-RESTS_S: Final = 0.1
-"""How long to rest at most between two looks that take long themselves, seconds: four times as long as they take.
-
-Else to look takes the processor from what is waited for.
-"""
+POLL_MAX_S: Final = 0.1
+"""Longest pause between two checks, seconds. The pause is four times the duration of a check, to save CPU time."""
 WITHIN_S: Final = 45.0
 
 LATE_S: Final = 30.0
-"""How late what is asked may answer on a busy machine, seconds."""
+"""Timeout of an answer on a busy machine, seconds."""
 
 T = TypeVar("T")
 
@@ -30,20 +27,20 @@ def eventually(
     within_s: float = WITHIN_S,
     log: Callable[[], str] = str,
 ) -> T:
-    """What `holds` answers once that is true; else the test fails with `what` was awaited and what `log` says."""
+    """Return the first true answer of `holds`. On timeout the test fails with `what` and `log`."""
     began_s = time.monotonic()
     deadline_s = began_s + within_s
     while not (answer := holds()):
         now_s = time.monotonic()
         if now_s > deadline_s:
             pytest.fail(f"not within {within_s:g} s: {what}\n{log()}")
-        time.sleep(min(max(POLL_S, 4 * (now_s - began_s)), RESTS_S))
+        time.sleep(min(max(POLL_S, 4 * (now_s - began_s)), POLL_MAX_S))
         began_s = time.monotonic()
     return answer
 
 
 def answered(ask: Callable[[], T]) -> T:
-    """What is answered, however late; of what goes unanswered for all of `LATE_S` the newest error is raised."""
+    """Return the answer of `ask`; retry on errors for `LATE_S`."""
     deadline_s = time.monotonic() + LATE_S
     while True:
         try:
@@ -51,11 +48,11 @@ def answered(ask: Callable[[], T]) -> T:
         except GpuwardenError:
             if time.monotonic() > deadline_s:
                 raise
-        time.sleep(RESTS_S)
+        time.sleep(POLL_MAX_S)
 
 
 def within(timeout_s: float, act: Callable[[], T]) -> T:
-    """What `act` returns; the test fails where it hangs."""
+    """Return the result of `act`; the test fails if it hangs."""
     answers: list[T] = []
     thread = threading.Thread(target=lambda: answers.append(act()), daemon=True)
     thread.start()
@@ -66,7 +63,7 @@ def within(timeout_s: float, act: Callable[[], T]) -> T:
 
 
 def together(*acts: Callable[[], Any]) -> list[Any]:
-    """Do these in threads that begin at once; what each returned, or raised."""
+    """Run these in concurrent threads; return the result or error of each."""
     start = threading.Barrier(len(acts))
     answers: list[Any] = [None] * len(acts)
 

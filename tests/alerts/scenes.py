@@ -1,6 +1,6 @@
-"""One scene per acting alert: the series of a wedge, from which the general tests of the rules are made.
+"""One scene per acting alert: the series of a fault, for `test_rules_in_general`.
 
-A new acting rule needs one entry here. `test_rules_in_general` finds the rules and says which of them has none.
+A new acting rule needs an entry here.
 """
 
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 LIMIT_S: Final = 130
-"""How long everything is allowed: only with a scrape each second does a scrape fall on it."""
+"""Every timeout, seconds. Only with a scrape interval of 1 s a scrape hits it."""
 FIXED_S: Final = 247
 END_S: Final = 300
 
@@ -19,35 +19,32 @@ JOB: Final = ("gpuwarden_job_overdue_id", SLOT + ', attempt="1", incarnation="i"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wedge:
-    """An alert that compares durations: those that grow from the start until it ends, and series that stay the same.
-
-    Each is a name and labels; one that stays has a value too.
-    """
+class Fault:
+    """An alert on durations: series that grow until the end of the fault, and constant series with values."""
 
     grow: tuple[tuple[str, str], ...]
     stay: tuple[tuple[str, str, float], ...] = field(default=())
 
 
-WEDGES: Final[Mapping[str, Wedge]] = {
-    "GpuwardenJobOverBudget": Wedge(
+FAULTS: Final[Mapping[str, Fault]] = {
+    "GpuwardenJobOverBudget": Fault(
         grow=(("gpuwarden_job_elapsed_seconds", SLOT),), stay=(JOB, ("gpuwarden_job_budget_seconds", SLOT, LIMIT_S))
     ),
-    "GpuwardenJobStalled": Wedge(
+    "GpuwardenJobStalled": Fault(
         grow=(
             ("gpuwarden_job_step_beat_age_seconds", SLOT),
             ("gpuwarden_job_inactive_seconds", SLOT),
         ),
         stay=(JOB, ("gpuwarden_job_stall_timeout_seconds", SLOT, LIMIT_S)),
     ),
-    "GpuwardenSharedJobStalled": Wedge(
+    "GpuwardenSharedJobStalled": Fault(
         grow=(
             ("gpuwarden_job_step_beat_age_seconds", SLOT),
             ("gpuwarden_job_inactive_in_shared_container_seconds", SLOT),
         ),
         stay=(JOB, ("gpuwarden_job_stall_timeout_seconds", SLOT, LIMIT_S)),
     ),
-    "GpuwardenJobUnhealthy": Wedge(
+    "GpuwardenJobUnhealthy": Fault(
         grow=(
             ("gpuwarden_job_elapsed_seconds", SLOT),
             ("gpuwarden_job_inactive_seconds", SLOT),
@@ -58,7 +55,7 @@ WEDGES: Final[Mapping[str, Wedge]] = {
             ("gpuwarden_job_health_grace_seconds", SLOT, 0),
         ),
     ),
-    "GpuwardenJobStuck": Wedge(
+    "GpuwardenJobStuck": Fault(
         grow=(
             ("gpuwarden_job_step_beat_age_seconds", SLOT),
             ("gpuwarden_container_no_progress_seconds", TENANT),
@@ -69,7 +66,7 @@ WEDGES: Final[Mapping[str, Wedge]] = {
             ("gpuwarden_job_stuck_idle_seconds", SLOT, LIMIT_S),
         ),
     ),
-    "GpuwardenGangStuck": Wedge(
+    "GpuwardenGangStuck": Fault(
         grow=(("gpuwarden_gang_rank_spinning_seconds", SLOT),),
         stay=(
             (
@@ -82,19 +79,19 @@ WEDGES: Final[Mapping[str, Wedge]] = {
             ("gpuwarden_gang_rank_stuck_after_seconds", SLOT, LIMIT_S),
         ),
     ),
-    "GpuwardenJobGpuLost": Wedge(
+    "GpuwardenJobGpuLost": Fault(
         grow=(("gpuwarden_job_inactive_gpu_lost_seconds", SLOT),),
         stay=(JOB, ("gpuwarden_job_health_window_seconds", SLOT, LIMIT_S)),
     ),
-    "GpuwardenWorkerDead": Wedge(
+    "GpuwardenWorkerDead": Fault(
         grow=(("gpuwarden_worker_heartbeat_age_seconds", SLOT), ("gpuwarden_worker_cpu_idle_seconds", SLOT)),
         stay=(JOB, ("gpuwarden_worker_dead_after_seconds", SLOT, LIMIT_S), ("gpuwarden_worker_alive", SLOT, 1)),
     ),
-    "GpuwardenWorkerGone": Wedge(
+    "GpuwardenWorkerGone": Fault(
         grow=(("gpuwarden_worker_dead_seconds", SLOT), ("gpuwarden_worker_heartbeat_age_seconds", SLOT)),
         stay=(JOB, ("gpuwarden_worker_dead_after_seconds", SLOT, LIMIT_S), ("gpuwarden_worker_alive", SLOT, 0)),
     ),
-    "GpuwardenServerHung": Wedge(
+    "GpuwardenServerHung": Fault(
         grow=(
             ("gpuwarden_server_probe_failing_seconds", TENANT),
             ("gpuwarden_container_gpu_idle_seconds", TENANT),
@@ -112,9 +109,9 @@ WEDGES: Final[Mapping[str, Wedge]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """An alert that compares no duration of a job: series, each with a name, labels and its value at each second.
+    """An alert on other series, each with a value per second; `None` is a missing sample.
 
-    `None` is a missing sample. `seen` lists, for a scrape interval, the value of label `by` that fires at which second.
+    `seen` lists, for a scrape interval, seconds and the value of label `by` that fires then.
     """
 
     by: str
@@ -124,12 +121,12 @@ class Scene:
 
 
 def step(before: float, after: float, moment: int = LIMIT_S) -> Callable[[int], float]:
-    """One value until a moment, and another from then on."""
+    """One value before a moment, and another from it on."""
     return lambda at: before if at < moment else after
 
 
 def first_scrape(moment: int, scrape_s: int) -> int:
-    """The second of the first scrape at a moment, or after it."""
+    """Second of the first scrape at or after a moment."""
     return math.ceil(moment / scrape_s) * scrape_s
 
 
@@ -139,7 +136,7 @@ GPU: Final = 'host="a", gpu="G"'
 def tenant(
     name: str, over: Callable[[int], float | None]
 ) -> tuple[tuple[str, str, Callable[[int], float | None]], ...]:
-    """A container that may be recycled, and by how much it is over its budget; `None` while it is not."""
+    """Series of a recyclable container and its excess over the budget; `None` if it has none."""
     its = f'host="a", container="{name}"'
     return (
         ("gpuwarden_container_gpu_memory_over_budget_bytes", f'{its}, gpu="G"', over),
@@ -148,15 +145,15 @@ def tenant(
     )
 
 
-def while_it_is(over: Callable[[int], float]) -> Callable[[int], float | None]:
-    """From the limit until it is fixed."""
+def until_fixed(over: Callable[[int], float]) -> Callable[[int], float | None]:
+    """Values from the limit until the fault is fixed."""
     return lambda at: over(at) if LIMIT_S <= at < FIXED_S else None
 
 
-def found_and_let_go(scrape_s: int, who: str) -> tuple[tuple[int, str | None], ...]:
-    """At the first scrape that shows it, and at the first after it is fixed."""
-    found_s, let_go_s = first_scrape(LIMIT_S, scrape_s), first_scrape(FIXED_S, scrape_s)
-    return (found_s - 1, None), (found_s, who), (let_go_s - 1, who), (let_go_s, None)
+def found_until_fixed(scrape_s: int, target: str) -> tuple[tuple[int, str | None], ...]:
+    """Fire from the first scrape with the fault to the last."""
+    found_s, fixed_s = first_scrape(LIMIT_S, scrape_s), first_scrape(FIXED_S, scrape_s)
+    return (found_s - 1, None), (found_s, target), (fixed_s - 1, target), (fixed_s, None)
 
 
 FELL_SILENT_S: Final = 395
@@ -164,8 +161,8 @@ HEARD_AGAIN_S: Final = 660
 LOST_AFTER_S: Final = 180
 
 
-def lost_as_due(scrape_s: int) -> tuple[tuple[int, str | None], ...]:
-    """The bound and a step of 10 s after the last such step at which it was heard of; let go with the next scrape."""
+def host_lost(scrape_s: int) -> tuple[tuple[int, str | None], ...]:
+    """Fire after the limit plus a step of 10 s, counted from the last step with a scrape, and until the next scrape."""
     failed_s = first_scrape(FELL_SILENT_S, scrape_s)
     due_s = (math.ceil(failed_s / 10) - 1) * 10 + 10 + LOST_AFTER_S
     assert FELL_SILENT_S + LOST_AFTER_S - scrape_s <= due_s <= failed_s + 10 + LOST_AFTER_S
@@ -179,9 +176,9 @@ SCENES: Final[Mapping[str, Scene]] = {
             ("gpuwarden_gpu_memory_free_bytes", GPU, lambda _: 100),
             ("gpuwarden_gpu_memory_floor_bytes", GPU, lambda _: 1500),
             ("gpuwarden_gpu_memory_reclaiming_bytes", GPU, lambda _: 0),
-            *tenant("over", while_it_is(lambda _: 2010)),
+            *tenant("over", until_fixed(lambda _: 2010)),
         ),
-        seen=lambda scrape_s: found_and_let_go(scrape_s, "over"),
+        seen=lambda scrape_s: found_until_fixed(scrape_s, "over"),
     ),
     "GpuwardenItemsFailing": Scene(
         by="worker",
@@ -190,7 +187,7 @@ SCENES: Final[Mapping[str, Scene]] = {
             ("gpuwarden_queue_run_items_done", 'host="a", run="r", worker_host="a", worker="w"', step(0, 1, FIXED_S)),
             ("gpuwarden_remediator_wrangle_activation_items", 'host="a"', lambda _: 5),
         ),
-        seen=lambda scrape_s: found_and_let_go(scrape_s, "w"),
+        seen=lambda scrape_s: found_until_fixed(scrape_s, "w"),
     ),
     "GpuwardenHostLost": Scene(
         by="host",
@@ -205,16 +202,16 @@ SCENES: Final[Mapping[str, Scene]] = {
             ),
             ("gpuwarden_remediator_host_lost_after_seconds", 'host="a"', lambda _: LOST_AFTER_S),
         ),
-        seen=lost_as_due,
+        seen=host_lost,
         lasts_s=720,
     ),
 }
 
 
-def wedged(alert: str) -> list[tuple[str, str, float]]:
-    """The series of an alert's scene while it fires, each with its labels and value."""
-    if alert in WEDGES:
-        wedge = WEDGES[alert]
-        return [*((name, labels, float(4 * LIMIT_S)) for name, labels in wedge.grow), *wedge.stay]
-    told = ((name, labels, value_at(LIMIT_S)) for name, labels, value_at in SCENES[alert].series)
-    return [(name, labels, value) for name, labels, value in told if value is not None]
+def firing_series(alert: str) -> list[tuple[str, str, float]]:
+    """Series of an alert's scene while it fires, with labels and values."""
+    if alert in FAULTS:
+        fault = FAULTS[alert]
+        return [*((name, labels, float(4 * LIMIT_S)) for name, labels in fault.grow), *fault.stay]
+    series = ((name, labels, value_at(LIMIT_S)) for name, labels, value_at in SCENES[alert].series)
+    return [(name, labels, value) for name, labels, value in series if value is not None]

@@ -1,4 +1,4 @@
-"""Rules and `gpuwarden.conditions` say the same of the same figures: PromQL and Python cannot share code."""
+"""Rules and `gpuwarden.conditions` agree: PromQL and Python cannot share code."""
 
 import itertools
 import math
@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 import pytest
 
 from gpuwarden import conditions
-from tests.alerts.test_rules_in_general import judged
+from tests.alerts.test_rules_in_general import run_promtool
 
 UNKNOWN: Final = math.nan
 
 
 class _Case(NamedTuple):
-    """Figures that a rule compares, by series, with the values of each; and what the condition says of one of each."""
+    """Values of the series of a rule, and the Python condition."""
 
     series: Mapping[str, tuple[float, ...]]
     met: Callable[..., bool]
@@ -63,7 +63,7 @@ CASES: Final[Mapping[str, _Case]] = {
 
 @pytest.mark.needs_parts
 @pytest.mark.parametrize("alert", CASES)
-def test_a_rule_fires_for_the_jobs_that_meet_its_condition(alert: str, tmp_path: Path) -> None:
+def test_rule_fires_for_jobs_that_meet_its_condition(alert: str, tmp_path: Path) -> None:
     case = CASES[alert]
     input_series, expected = [], []
     for number, figures in enumerate(itertools.product(*case.series.values())):
@@ -86,4 +86,4 @@ def test_a_rule_fires_for_the_jobs_that_meet_its_condition(alert: str, tmp_path:
     }
 
     assert expected
-    assert judged(tmp_path, test) == ""
+    assert run_promtool(tmp_path, test) == ""

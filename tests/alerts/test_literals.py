@@ -1,4 +1,4 @@
-"""What a rule compares with is a series: whatever figure is written in one stands in docs/rules.md, with its reason."""
+"""Rules compare with series: docs/rules.md lists every number in a rule with its reason."""
 
 import re
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from tools.mutation.generated import TOKEN
 PAGE = CHECKOUT / "docs" / "rules.md"
 SETTINGS_PAGES = ("settings-exporter.md", "settings-remediator.md")
 TRUTHS = {"0", "1"}
-"""No, yes and one of: they measure nothing."""
+"""These are booleans or counts of one."""
 NUMBERED = re.compile(r'[=!~]"(\d+(?:\|\d+)*)"')
-"""A selector of nothing but numbers: a figure, though it is written as text."""
+"""A selector of numbers, which are text there."""
 
 
 def rules() -> Iterator[dict[str, Any]]:
@@ -24,8 +24,8 @@ def rules() -> Iterator[dict[str, Any]]:
             yield from group["rules"]
 
 
-def figures(rule: dict[str, Any]) -> set[str]:
-    """Each number and each duration of a rule that measures or selects something, as it is written."""
+def numbers_of(rule: dict[str, Any]) -> set[str]:
+    """Numbers and durations of a rule, as written."""
     tokens = list(TOKEN.finditer(str(rule["expr"])))
     found = {token.group() for token in tokens if token.lastgroup in ("number", "duration")}
     selectors = (token.group() for token in tokens if token.lastgroup == "selector")
@@ -34,23 +34,23 @@ def figures(rule: dict[str, Any]) -> set[str]:
     return found | {f"{key}: {rule[key]}" for key in ("for", "keep_firing_for") if key in rule}
 
 
-def listed(page: str) -> dict[str, set[str]]:
-    """The figures of each rule in the page's table of them; every row has a reason."""
+def listed_numbers(page: str) -> dict[str, set[str]]:
+    """Numbers of each rule in the table of the docs; every row has a reason."""
     rows = re.findall(r"^\| `([\w:]+)` \| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
     assert [rule for rule, _, reason in rows if len(reason) < len("likewise")] == []
     assert len({rule for rule, _, _ in rows}) == len(rows)
-    return {rule: set(re.findall(r"`([^`]+)`", told)) for rule, told, _ in rows}
+    return {rule: set(re.findall(r"`([^`]+)`", numbers)) for rule, numbers, _ in rows}
 
 
-def test_each_figure_that_is_written_in_a_rule_is_listed_with_its_reason() -> None:
-    written = {rule.get("alert") or rule["record"]: figures(rule) for rule in rules()}
+def test_numbers_of_rules_are_documented_with_a_reason() -> None:
+    written = {rule.get("alert") or rule["record"]: numbers_of(rule) for rule in rules()}
 
-    assert {name: found for name, found in written.items() if found} == listed(PAGE.read_text())
+    assert {name: found for name, found in written.items() if found} == listed_numbers(PAGE.read_text())
 
 
-def test_a_rule_that_acts_has_no_figure_but_of_how_old_what_it_asks_may_be() -> None:
-    """The step of a record, and the age of samples of other hosts: no owner's choice, but the scrape's."""
-    acting = {rule["alert"]: figures(rule) for rule in rules() if "remedy" in rule.get("labels", {})}
+def test_acting_rules_have_no_numbers_except_ages() -> None:
+    """They are the step of a record and the age of samples of other hosts, which depend on the scrape interval."""
+    acting = {rule["alert"]: numbers_of(rule) for rule in rules() if "remedy" in rule.get("labels", {})}
 
     assert len(acting) > 1
     assert {name: found for name, found in acting.items() if found} == {
@@ -73,12 +73,12 @@ def test_a_rule_that_acts_has_no_figure_but_of_how_old_what_it_asks_may_be() -> 
         ("topk by (host) (1, gpuwarden_x2_total)  # for 30 s", set()),
     ],
 )
-def test_a_figure_is_found(expr: str, found: set[str]) -> None:
-    assert figures({"expr": expr}) == found
-    assert figures({"expr": expr, "for": "3m"}) == {*found, "for: 3m"}
+def test_numbers_are_found(expr: str, found: set[str]) -> None:
+    assert numbers_of({"expr": expr}) == found
+    assert numbers_of({"expr": expr, "for": "3m"}) == {*found, "for: 3m"}
 
 
-def test_every_series_and_setting_that_the_page_names_is_there() -> None:
+def test_series_and_settings_of_the_docs_exist() -> None:
     page = PAGE.read_text()
     documented = "".join((CHECKOUT / "docs" / each).read_text() for each in (*METRICS_PAGES, *SETTINGS_PAGES))
 

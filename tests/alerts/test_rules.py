@@ -1,4 +1,4 @@
-"""The alert rules through the real promtool, and what `testbed.check_release` refuses."""
+"""The alert rules with the real promtool, and what `testbed.check_release` refuses."""
 
 import re
 import shutil
@@ -27,13 +27,13 @@ def promtool() -> Path:
 
 @pytest.fixture
 def shipped(tmp_path: Path) -> Path:
-    """A copy of all that `testbed.check_release` looks at."""
+    """A copy of all files that `testbed.check_release` reads."""
     return copied(tmp_path, ALERTS.iterdir(), TESTS.iterdir())
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A sound checkout with one rule file."""
+    """A valid checkout with one rule file."""
     return copied(tmp_path, [ALERTS / STALL], [TESTS / STALL_TEST])
 
 
@@ -61,7 +61,7 @@ def edit(file: Path, old: str, new: str) -> None:
 
 
 def track(checkout: Path, name: str, text: str) -> None:
-    """A file that git tracks."""
+    """Add a file that git tracks."""
     (checkout / name).parent.mkdir(exist_ok=True)
     (checkout / name).write_text(text)
     subprocess.run(["git", "add", "--", name], cwd=checkout, check=True)
@@ -77,7 +77,7 @@ def track(checkout: Path, name: str, text: str) -> None:
     ],
     ids=lambda checked: checked.__name__,
 )
-def test_what_ships_passes(checked: Callable[[Path], list[str]], shipped: Path) -> None:
+def test_our_rules_pass(checked: Callable[[Path], list[str]], shipped: Path) -> None:
     assert checked(shipped) == []
 
 
@@ -99,7 +99,7 @@ def test_what_ships_passes(checked: Callable[[Path], list[str]], shipped: Path) 
         ),
     ],
 )
-def test_an_acting_alert_is_refused_when_it(old: str, new: str, problem: str, checkout: Path) -> None:
+def test_acting_alert_is_refused_when_it(old: str, new: str, problem: str, checkout: Path) -> None:
     edit(checkout / "alerts" / STALL, old, new)
 
     problems = check_release.acting_alerts_are_complete(checkout)
@@ -108,7 +108,7 @@ def test_an_acting_alert_is_refused_when_it(old: str, new: str, problem: str, ch
     assert problems[0].startswith(f"{STALL}: GpuwardenJobStalled: {problem}")
 
 
-@pytest.mark.parametrize("acts", [True, False], ids=["acting", "for people"])
+@pytest.mark.parametrize("acts", [True, False], ids=["acting", "without remedy"])
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
@@ -120,7 +120,7 @@ def test_an_acting_alert_is_refused_when_it(old: str, new: str, problem: str, ch
                      id="links another alert's runbook"),
     ],
 )  # fmt: skip
-def test_an_alert_is_refused_when_it(old: str, new: str, problem: str, acts: bool, checkout: Path) -> None:
+def test_alert_is_refused_when_it(old: str, new: str, problem: str, acts: bool, checkout: Path) -> None:
     edit(checkout / "alerts" / STALL, old, new)
     if not acts:
         edit(checkout / "alerts" / STALL, "          remedy: restart_worker\n", "")
@@ -131,7 +131,7 @@ def test_an_alert_is_refused_when_it(old: str, new: str, problem: str, acts: boo
     assert problems[0].startswith(f"{STALL}: GpuwardenJobStalled: {problem}")
 
 
-def test_an_alert_is_refused_without_its_runbook(checkout: Path) -> None:
+def test_alert_without_runbook_is_refused(checkout: Path) -> None:
     (checkout / "docs/runbooks/GpuwardenJobStalled.md").unlink()
 
     assert check_release.alerts_have_runbooks(checkout) == [
@@ -139,7 +139,7 @@ def test_an_alert_is_refused_without_its_runbook(checkout: Path) -> None:
     ]
 
 
-def test_a_runbook_that_no_alert_links_is_refused(checkout: Path) -> None:
+def test_runbook_without_alert_is_refused(checkout: Path) -> None:
     (checkout / "docs/runbooks/GpuwardenJobStaled.md").touch()
 
     assert check_release.alerts_have_runbooks(checkout) == [
@@ -159,7 +159,7 @@ def test_a_runbook_that_no_alert_links_is_refused(checkout: Path) -> None:
     ],
     ids=["a command", "in a sentence", "prose", "an unknown command", "an unknown option", "half an option"],
 )
-def test_a_runbook_with_an_unknown_command_is_refused(says: str, problems: list[str], checkout: Path) -> None:
+def test_runbook_with_unknown_command_is_refused(says: str, problems: list[str], checkout: Path) -> None:
     (checkout / "docs/runbooks/GpuwardenJobStalled.md").write_text(f"# GpuwardenJobStalled\n\n{says}\n")
 
     found = check_release.runbooks_commands_exist(checkout)
@@ -183,9 +183,9 @@ def test_a_runbook_with_an_unknown_command_is_refused(says: str, problems: list[
         ),
         ("remedy: restart_worker", "remedy: restart_wroker", "remedy restart_wroker is unknown; known: "),
     ],
-    ids=["a series that nobody publishes", "one that nobody records", "one by a pattern", "a remedy that is none"],
+    ids=["unknown series", "unknown record", "unknown series in a pattern", "unknown remedy"],
 )
-def test_a_rule_is_refused_that_names(old: str, new: str, problem: str, checkout: Path) -> None:
+def test_rule_is_refused_that_names(old: str, new: str, problem: str, checkout: Path) -> None:
     edit(checkout / "alerts" / STALL, old, new)
 
     problems = check_release.rules_name_known_series(checkout)
@@ -194,20 +194,20 @@ def test_a_rule_is_refused_that_names(old: str, new: str, problem: str, checkout
     assert problems[0].startswith(f"{STALL}: GpuwardenJobStalled: {problem}")
 
 
-def test_an_alert_that_only_tells_people_may_wait(checkout: Path) -> None:
+def test_alert_without_remedy_may_have_for(checkout: Path) -> None:
     edit(checkout / "alerts" / STALL, "          remedy: restart_worker\n", "")
     edit(checkout / "alerts" / STALL, "        labels:", "        for: 1m\n        labels:")
 
     assert check_release.acting_alerts_are_complete(checkout) == []
 
 
-def test_a_rule_file_without_tests_is_refused(checkout: Path) -> None:
+def test_rule_file_without_tests_is_refused(checkout: Path) -> None:
     (checkout / check_release.TESTS / STALL_TEST).unlink()
 
     assert check_release.rules_have_tests(checkout) == [f"{STALL}: no tests; write {check_release.TESTS}/{STALL_TEST}"]
 
 
-def test_tests_that_do_not_name_their_rule_file_are_refused(checkout: Path) -> None:
+def test_tests_of_an_unnamed_rule_file_are_refused(checkout: Path) -> None:
     edit(checkout / check_release.TESTS / STALL_TEST, "alerts/stall.rules.yaml]", "alerts/stal.rules.yaml]")
 
     assert check_release.rules_have_tests(checkout) == [
@@ -216,7 +216,7 @@ def test_tests_that_do_not_name_their_rule_file_are_refused(checkout: Path) -> N
     ]
 
 
-def test_an_alert_that_no_test_sees_fire_is_refused(checkout: Path) -> None:
+def test_untested_alert_is_refused(checkout: Path) -> None:
     text = (checkout / "alerts" / STALL).read_text()
     name = "GpuwardenJobUntested"
     (checkout / "alerts" / STALL).write_text(f"{text}      - alert: {name}\n        expr: vector(1)\n")
@@ -233,7 +233,7 @@ def test_an_alert_that_no_test_sees_fire_is_refused(checkout: Path) -> None:
                      id="in an expression"),
     ],
 )  # fmt: skip
-def test_a_test_that_misspells_an_alert_is_refused(old: str, new: str, checkout: Path) -> None:
+def test_unknown_alert_in_tests_is_refused(old: str, new: str, checkout: Path) -> None:
     edit(checkout / check_release.TESTS / STALL_TEST, old, new)
 
     problems = check_release.alerts_are_tested(checkout)
@@ -251,7 +251,7 @@ def test_a_test_that_misspells_an_alert_is_refused(old: str, new: str, checkout:
         pytest.param(STALL, "groups:", "group:", id="rules without groups"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(file: str, old: str, new: str, checkout: Path) -> None:
+def test_unreadable_file_is_named(file: str, old: str, new: str, checkout: Path) -> None:
     edit(checkout / (check_release.TESTS if file == STALL_TEST else "alerts") / file, old, new)
 
     with pytest.raises(check_release.FileError, match=rf"^{file}: "):
@@ -260,7 +260,7 @@ def test_a_file_that_cannot_be_read_is_named(file: str, old: str, new: str, chec
 
 @pytest.mark.needs_parts
 @pytest.mark.usefixtures("promtool")
-def test_a_rule_that_does_not_parse_is_refused_with_promtools_words(checkout: Path) -> None:
+def test_invalid_rule_is_refused_with_promtools_error(checkout: Path) -> None:
     edit(checkout / "alerts" / STALL, "topk by", "topk buy")
 
     (problem,) = check_release.rules_are_valid(checkout)
@@ -270,7 +270,7 @@ def test_a_rule_that_does_not_parse_is_refused_with_promtools_words(checkout: Pa
 
 @pytest.mark.needs_parts
 @pytest.mark.usefixtures("promtool")
-def test_a_rule_that_fails_its_tests_is_refused_with_promtools_words(checkout: Path) -> None:
+def test_failing_rule_is_refused_with_promtools_error(checkout: Path) -> None:
     edit(checkout / "alerts" / STALL, ">=", ">")
     (checkout / check_release.TESTS / "another.test.yaml").write_text(
         f"rule_files: [../../../alerts/{STALL}]\ntests: []\n"
@@ -290,7 +290,7 @@ def test_a_rule_that_fails_its_tests_is_refused_with_promtools_words(checkout: P
     ],
     ids=["rules", "tests"],
 )
-def test_a_checkout_without_alerts_is_refused(checked: Callable[[Path], list[str]], glob: str, tmp_path: Path) -> None:
+def test_checkout_without_alerts_is_refused(checked: Callable[[Path], list[str]], glob: str, tmp_path: Path) -> None:
     (problem,) = checked(tmp_path)
 
     assert problem.startswith(f"no {glob} in ")
@@ -298,7 +298,7 @@ def test_a_checkout_without_alerts_is_refused(checked: Callable[[Path], list[str
 
 @pytest.mark.needs_parts
 @pytest.mark.parametrize("name", ["deploy/start.sh", ".ci/run"])
-def test_a_tracked_script_that_shellcheck_faults_is_refused(name: str, checkout: Path) -> None:
+def test_tracked_script_with_shellcheck_error_is_refused(name: str, checkout: Path) -> None:
     try:
         debian_packages.find("shellcheck")
     except debian_packages.PartMissing as missing:
@@ -310,7 +310,7 @@ def test_a_tracked_script_that_shellcheck_faults_is_refused(name: str, checkout:
     assert "SC2086" in problem
 
 
-def test_a_script_that_git_does_not_track_is_nobodys_business(checkout: Path) -> None:
+def test_untracked_script_is_ignored(checkout: Path) -> None:
     (checkout / "mine.sh").write_text("#!/bin/sh\nrm $1\n")
 
     assert check_release.scripts_are_sound(checkout) == []
@@ -326,14 +326,14 @@ def test_scripts_outside_a_checkout_cannot_be_listed(tmp_path: Path, monkeypatch
 
 @pytest.mark.needs_parts
 @pytest.mark.usefixtures("promtool")
-def test_a_sound_checkout_prints_each_check_and_exits_0(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_valid_checkout_prints_each_check_and_exits_0(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check_release.main(checkout) == 0
     assert [line[:7] for line in capsys.readouterr().out.splitlines()] == ["ok     "] * len(check_release.CHECKS)
 
 
 @pytest.mark.needs_parts
 @pytest.mark.usefixtures("promtool")
-def test_a_check_that_is_left_out_is_named_and_not_run(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_check_is_named_and_not_run(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit(checkout / "alerts" / STALL, ">=", ">")
 
     assert check_release.main(checkout) == 1
@@ -344,7 +344,7 @@ def test_a_check_that_is_left_out_is_named_and_not_run(checkout: Path, capsys: p
     assert len(lines) == len(check_release.CHECKS)
 
 
-def test_a_check_that_there_is_not_cannot_be_left_out(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_check_cannot_be_skipped(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         check_release.main(checkout, ["--but", "rules_pass"])
 
@@ -362,7 +362,7 @@ def test_one_failed_check_is_printed_and_exits_1(checkout: Path, capsys: pytest.
     assert "FAILED alerts have runbooks\n  stall.rules.yaml: GpuwardenJobStalled: missing page docs/runbooks/" in out
 
 
-def test_a_missing_part_fails_the_check_that_needs_it_and_says_how_to_have_it(
+def test_missing_part_fails_its_check_with_a_hint(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def nowhere(program: str) -> Path:

@@ -1,4 +1,4 @@
-"""What holds for every rule: the rules are read from alerts/, the scene of an acting one from scenes.py."""
+"""Tests of every rule in alerts/, with the scenes of scenes.py for acting rules."""
 
 import math
 import re
@@ -13,7 +13,7 @@ import yaml
 from deploy.standalone import debian_packages
 from exporter import reference
 from testbed.check_release import CHECKOUT
-from tests.alerts.scenes import END_S, FIXED_S, LIMIT_S, SCENES, WEDGES, Scene, Wedge, wedged
+from tests.alerts.scenes import END_S, FAULTS, FIXED_S, LIMIT_S, SCENES, Fault, Scene, firing_series
 from tests.alerts.test_literals import rules
 from tests.asking import PLAIN
 from tests.remediator.listening import listening
@@ -29,53 +29,53 @@ IDENTITIES: Final = (
     "gpuwarden_server_info",
 )
 NAN: Final = {name for name, when in reference.absent().items() if "NaN" in when}
-"""The series that are NaN while they are unknown."""
+"""Series that are NaN while unknown."""
 
-REPEATS_ARE_NO_LONGER: Final = {
+CONSTANT_IN_REPEATS: Final = {
     "gpuwarden_job_elapsed_seconds",
     "gpuwarden_worker_heartbeat_age_seconds",
     "gpuwarden_worker_dead_seconds",
 }
-"""Durations that are left out while unknown: a sample that Prometheus repeats for five minutes does not grow."""
+"""Durations that are absent while unknown: a sample that Prometheus repeats for five minutes does not grow."""
 
-SIGN_OF_LIFE: Final = re.compile(
+ACTIVITY: Final = re.compile(
     r"gpuwarden_(?:container|worker)_(?:gpu_lost|\w+_idle)_seconds"
     r"|gpuwarden_job_(?:step_beat_age_seconds|phase_age_seconds|phase)\b"
 )
-ASKED_BESIDES: Final = {
-    ("GpuwardenJobStalled", "gpuwarden_job_step_beat_age_seconds"): "a job is armed by its first beat",
-    ("GpuwardenSharedJobStalled", "gpuwarden_job_step_beat_age_seconds"): "likewise",
+ALSO_READ: Final = {
+    ("GpuwardenJobStalled", "gpuwarden_job_step_beat_age_seconds"): "the first beat makes a job monitored",
+    ("GpuwardenSharedJobStalled", "gpuwarden_job_step_beat_age_seconds"): "the same",
     (
         "GpuwardenJobGpuLost",
         "gpuwarden_container_gpu_idle_seconds",
-    ): "Prometheus repeats after it was down that a GPU is lost",
+    ): "Prometheus repeats a lost GPU after an outage",
 }
-"""The signs of life that a rule asks for besides how quiet the job is, and why."""
+"""Activities that a rule reads in addition to the inactive seconds, and why."""
 
 
-def acting() -> list[str]:
-    """The alerts that a remediator acts on."""
+def acting_alerts() -> list[str]:
+    """Alerts with a remedy."""
     return sorted(rule["alert"] for rule in rules() if "remedy" in rule.get("labels", {}))
 
 
-def scened() -> list[str]:
-    """The alerts with a scene."""
-    return [*WEDGES, *SCENES]
+def alerts_with_scene() -> list[str]:
+    """Alerts with a scene."""
+    return [*FAULTS, *SCENES]
 
 
-def fires(alert: str, at_s: int, by: str = "", who: str | None = "") -> dict[str, Any]:
-    """An assertion: at this second one of the alert fires, for `who` where it is told apart; `None` for none."""
+def firing(alert: str, at_s: int, by: str = "", target: str | None = "") -> dict[str, Any]:
+    """Assert that the alert fires at this second, with label `by` = `target`; `None` asserts that it does not."""
     grouping = f" by ({by})" if by else ""
-    labels = {"labels": f'{{{by}="{who}"}}'} if by else {}
+    labels = {"labels": f'{{{by}="{target}"}}'} if by else {}
     return {
         "expr": f'count{grouping} (ALERTS{{alertname="{alert}", alertstate="firing"}})',
         "eval_time": f"{at_s}s",
-        "exp_samples": [] if who is None else [{**labels, "value": 1}],
+        "exp_samples": [] if target is None else [{**labels, "value": 1}],
     }
 
 
-def judged(folder: Path, *tests: dict[str, Any], evaluate: str = "1s") -> str:
-    """What promtool says of these tests of alerts, each named by its alert; nothing where all pass."""
+def run_promtool(folder: Path, *tests: dict[str, Any], evaluate: str = "1s") -> str:
+    """Run tests, each named by its alert; returns the output if one fails, else nothing."""
     try:
         promtool = debian_packages.find("promtool")
     except debian_packages.PartMissing as missing:
@@ -91,18 +91,18 @@ def judged(folder: Path, *tests: dict[str, Any], evaluate: str = "1s") -> str:
 
 
 def test_every_acting_alert_has_a_scene() -> None:
-    without = set(acting()) - set(scened())
+    without = set(acting_alerts()) - set(alerts_with_scene())
 
-    assert len(acting()) > 1
+    assert len(acting_alerts()) > 1
     assert without == set(), "add a scene to tests/alerts/scenes.py"
 
 
-def test_no_scene_is_of_an_alert_that_does_not_exist() -> None:
-    assert set(scened()) - {rule["alert"] for rule in rules() if "alert" in rule} == set()
+def test_every_scene_has_an_alert() -> None:
+    assert set(alerts_with_scene()) - {rule["alert"] for rule in rules() if "alert" in rule} == set()
 
 
-def of_wedge(alert: str, wedge: Wedge, scrape_s: int) -> dict[str, Any]:
-    """A wedge as a Prometheus that scrapes so often has it: found at the first scrape that shows it, ended likewise."""
+def fault_test(alert: str, fault: Fault, scrape_s: int) -> dict[str, Any]:
+    """Test that a fault fires from the first scrape that shows it to the first that does not."""
     at = range(0, END_S + 1, scrape_s)
     grown = " ".join(str(each if each < FIXED_S else each - FIXED_S) for each in at)
     found_s, ends_s = (math.ceil(moment / scrape_s) * scrape_s for moment in (LIMIT_S, FIXED_S))
@@ -111,18 +111,18 @@ def of_wedge(alert: str, wedge: Wedge, scrape_s: int) -> dict[str, Any]:
         "name": alert,
         "interval": f"{scrape_s}s",
         "input_series": [
-            *({"series": f"{name}{{{labels}}}", "values": grown} for name, labels in wedge.grow),
+            *({"series": f"{name}{{{labels}}}", "values": grown} for name, labels in fault.grow),
             *(
                 {"series": f"{name}{{{labels}}}", "values": f"{value:g}x{len(at) - 1}"}
-                for name, labels, value in wedge.stay
+                for name, labels, value in fault.stay
             ),
         ],
-        "promql_expr_test": [fires(alert, at_s, who=who) for at_s, who in moments],
+        "promql_expr_test": [firing(alert, at_s, target=target) for at_s, target in moments],
     }
 
 
-def of_scene(alert: str, scene: Scene, scrape_s: int) -> dict[str, Any]:
-    """A scene as a Prometheus that scrapes so often has it."""
+def scene_test(alert: str, scene: Scene, scrape_s: int) -> dict[str, Any]:
+    """Test a scene with this scrape interval."""
     at = range(0, scene.lasts_s + 1, scrape_s)
     return {
         "name": alert,
@@ -134,33 +134,33 @@ def of_scene(alert: str, scene: Scene, scrape_s: int) -> dict[str, Any]:
             }
             for name, labels, value_at in scene.series
         ],
-        "promql_expr_test": [fires(alert, at_s, scene.by, who) for at_s, who in scene.seen(scrape_s)],
+        "promql_expr_test": [firing(alert, at_s, scene.by, target) for at_s, target in scene.seen(scrape_s)],
     }
 
 
 @pytest.mark.needs_parts
 @pytest.mark.parametrize("scrape_s", SCRAPES_S)
 @pytest.mark.slow
-def test_each_wedge_fires_from_its_first_scrape_to_the_first_without_it(scrape_s: int, tmp_path: Path) -> None:
-    tests = [of_wedge(alert, wedge, scrape_s) for alert, wedge in WEDGES.items()]
-    tests += [of_scene(alert, scene, scrape_s) for alert, scene in SCENES.items()]
+def test_alert_fires_from_first_scrape_to_last_scrape_with_fault(scrape_s: int, tmp_path: Path) -> None:
+    tests = [fault_test(alert, fault, scrape_s) for alert, fault in FAULTS.items()]
+    tests += [scene_test(alert, scene, scrape_s) for alert, scene in SCENES.items()]
 
-    assert judged(tmp_path, *tests) == ""
-
-
-def operands() -> Iterator[tuple[str, str]]:
-    """Each alert with a scene, with each series of it that is NaN while it is unknown."""
-    for alert in scened():
-        yield from ((alert, name) for name in dict.fromkeys(name for name, *_ in wedged(alert)) if name in NAN)
+    assert run_promtool(tmp_path, *tests) == ""
 
 
-def while_down(alert: str, unknown: str, afterwards: str) -> dict[str, Any]:
-    """Prometheus misses two scrapes; then `afterwards` are the samples of one series, and the identity is new.
+def nan_series() -> Iterator[tuple[str, str]]:
+    """Alerts with a scene, and their series that are NaN while unknown."""
+    for alert in alerts_with_scene():
+        yield from ((alert, name) for name in dict.fromkeys(name for name, *_ in firing_series(alert)) if name in NAN)
 
-    A series that is left out meanwhile is repeated for five minutes, which is why what is unknown has to be NaN.
+
+def outage_test(alert: str, unknown: str, afterwards: str) -> dict[str, Any]:
+    """Prometheus misses two scrapes. Then the identity is new, and `afterwards` are the samples of one series.
+
+    Prometheus repeats an absent series for five minutes, so unknown values must be NaN.
     """
     series = []
-    for name, labels, value in wedged(alert):
+    for name, labels, value in firing_series(alert):
         before = "_x4" if name in IDENTITIES else f"{value:g}x3"
         after = afterwards if name == unknown else f"{value:g}x9"
         series.append({"series": f"{name}{{{labels}}}", "values": f"{before} _x2 {after}"})
@@ -168,71 +168,71 @@ def while_down(alert: str, unknown: str, afterwards: str) -> dict[str, Any]:
         "name": alert,
         "interval": "15s",
         "input_series": series,
-        "promql_expr_test": [fires(alert, 90, who=None if afterwards.startswith("NaN") else "")],
+        "promql_expr_test": [firing(alert, 90, target=None if afterwards.startswith("NaN") else "")],
     }
 
 
 @pytest.mark.needs_parts
-def test_a_series_that_became_unknown_while_prometheus_was_down_makes_nothing_fire(tmp_path: Path) -> None:
-    pairs = list(operands())
-    tests = [while_down(alert, name, after) for alert, name in pairs for after in ("NaN+0x9", "_x10")]
+def test_alert_with_series_unknown_since_an_outage_does_not_fire(tmp_path: Path) -> None:
+    pairs = list(nan_series())
+    tests = [outage_test(alert, name, after) for alert, name in pairs for after in ("NaN+0x9", "_x10")]
 
     assert len(pairs) > 10
-    assert judged(tmp_path, *tests, evaluate="15s") == ""
+    assert run_promtool(tmp_path, *tests, evaluate="15s") == ""
 
 
-def test_every_duration_that_a_wedge_is_found_by_is_nan_while_unknown_or_does_not_grow_in_a_repeat() -> None:
-    grow = {name for wedge in WEDGES.values() for name, _ in wedge.grow}
+def test_durations_of_faults_are_nan_or_constant_while_unknown() -> None:
+    grow = {name for fault in FAULTS.values() for name, _ in fault.grow}
 
-    assert grow - NAN == REPEATS_ARE_NO_LONGER
+    assert grow - NAN == CONSTANT_IN_REPEATS
 
 
 def expression(rule: dict[str, Any]) -> str:
     return re.sub(r"#[^\n]*", "", rule["expr"])
 
 
-def test_a_rule_that_asks_how_quiet_a_job_is_asks_for_no_sign_of_life_besides() -> None:
+def test_rules_with_inactive_seconds_read_no_other_activity() -> None:
     quiet = [rule for rule in rules() if "gpuwarden_job_inactive" in expression(rule)]
 
-    asked = {(rule["alert"], sign) for rule in quiet for sign in SIGN_OF_LIFE.findall(expression(rule))}
+    asked = {(rule["alert"], sign) for rule in quiet for sign in ACTIVITY.findall(expression(rule))}
 
     assert len(quiet) > 1
-    assert asked == ASKED_BESIDES.keys()
+    assert asked == ALSO_READ.keys()
     assert [rule["alert"] for rule in quiet if expression(rule).count("gpuwarden_job_inactive") != 1] == []
 
 
-def test_no_rule_says_in_which_phases_work_is_a_sign_of_life() -> None:
+def test_rules_do_not_depend_on_the_phase() -> None:
     by_phase = {
         rule["alert"]: found
         for rule in rules()
         if (found := re.findall(r"gpuwarden_job_phase\{.*?\}", expression(rule)))
     }
 
-    assert by_phase == {"GpuwardenJobSlow": ['gpuwarden_job_phase{phase="step"}']}, "which compares steps alone"
+    assert by_phase == {"GpuwardenJobSlow": ['gpuwarden_job_phase{phase="step"}']}, "it compares only steps"
 
 
 def groups() -> list[dict[str, Any]]:
     return [group for file in files() for group in yaml.safe_load(file.read_text())["groups"]]
 
 
-def with_interval() -> Sequence[dict[str, Any]]:
-    """The rules of the groups with an interval of their own."""
+def rules_with_interval() -> Sequence[dict[str, Any]]:
+    """Rules of the groups with an interval."""
     return [rule for group in groups() if "interval" in group for rule in group["rules"]]
 
 
-def test_a_group_with_an_interval_of_its_own_does_not_act_and_is_no_slower_than_a_minute() -> None:
+def test_groups_with_an_interval_use_1m_and_have_no_remedy() -> None:
     assert {group["interval"] for group in groups() if "interval" in group} == {"1m"}, (
-        "after 5 minutes a query finds nothing of an alert that fires"
+        "after 5 minutes a query finds nothing of an alert that firing"
     )
-    assert [rule["alert"] for rule in with_interval() if "remedy" in rule.get("labels", {})] == []
+    assert [rule["alert"] for rule in rules_with_interval() if "remedy" in rule.get("labels", {})] == []
 
 
-def test_nothing_that_acts_asks_what_is_recorded_at_an_interval_of_its_own() -> None:
-    recorded = [rule["record"] for rule in with_interval() if "record" in rule]
+def test_acting_rules_read_no_records_with_an_interval() -> None:
+    recorded = [rule["record"] for rule in rules_with_interval() if "record" in rule]
 
     asking = [rule for rule in rules() if any(name in rule["expr"] for name in recorded)]
 
-    # Nor does another record ask for one, since an acting alert may ask for that.
+    # Other records must not read them either, because an acting alert may read those.
     assert {rule["alert"] for rule in asking if rule.get("record") not in recorded} == {
         "GpuwardenExporterDown",
         "GpuwardenRemediatorDown",
@@ -240,18 +240,18 @@ def test_nothing_that_acts_asks_what_is_recorded_at_an_interval_of_its_own() -> 
     assert [rule["alert"] for rule in asking if "remedy" in rule.get("labels", {})] == []
 
 
-def test_the_page_of_the_rules_lists_what_is_asked_once_a_minute() -> None:
-    _, _, section = (CHECKOUT / "docs" / "rules.md").read_text().partition("## What is asked once a minute")
+def test_docs_list_the_rules_with_an_interval() -> None:
+    _, _, section = (CHECKOUT / "docs" / "rules.md").read_text().partition("## What is asked once a minute\n")
     listed = re.findall(r"`(Gpuwarden\w+|gpuwarden:[\w:]+)`", section)
 
-    assert sorted(listed) == sorted(rule.get("alert") or rule["record"] for rule in with_interval())
+    assert sorted(listed) == sorted(rule.get("alert") or rule["record"] for rule in rules_with_interval())
 
 
 BROKEN: Final = 'group(up) * on () {__name__=~"up|scrape_duration_seconds"}'
 
 
 @pytest.mark.needs_parts
-def test_a_real_prometheus_names_the_group_of_a_rule_that_cannot_be_evaluated_and_no_other(tmp_path: Path) -> None:
+def test_rule_failures_alert_names_only_the_failing_group(tmp_path: Path) -> None:
     broken, config = tmp_path / "broken.rules.yaml", tmp_path / "prometheus.yml"
     expressions = {"gpuwarden_broken": BROKEN, "gpuwarden_sound": "vector(1)", "theirs": BROKEN}
     its = [{"name": name, "rules": [{"record": f"{name}:one", "expr": expr}]} for name, expr in expressions.items()]

@@ -1,4 +1,4 @@
-"""The overview: current, parsable, about series that exist, and readable by whoever meets it at night."""
+"""The overview dashboard: current, parsable, readable, and about existing series."""
 
 import asyncio
 import json
@@ -49,14 +49,14 @@ TARGET: Final = frozenset({"host", "job", "instance"})
 
 
 @cache
-def exported() -> dict[str, frozenset[str]]:
-    """Every series of the exporter and its labels, from its golden scrape, which has a sample of each."""
+def exporter_series() -> dict[str, frozenset[str]]:
+    """Series of the exporter and their labels, from its golden scrape."""
     families = text_string_to_metric_families(golden.PATH.read_text(encoding="utf-8"))
     return {sample.name: frozenset(sample.labels) for family in families for sample in family.samples}
 
 
 class FullReports(Reports):
-    """A ledger in which everything has happened once, so that every series has a sample."""
+    """A ledger with a sample of every series."""
 
     def totals(self, host: str) -> Totals:
         assert host == "h1"
@@ -79,7 +79,7 @@ class FullReports(Reports):
 
 
 class FullQueue(QueueCollector):
-    """A queue in which everything has happened once."""
+    """A queue with a sample of every series."""
 
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("gpuwarden_queue_up", "Up.", value=1)
@@ -114,8 +114,8 @@ def no_store() -> JobStore:
 
 
 @cache
-def remediated() -> dict[str, frozenset[str]]:
-    """Every series of the remediator and its labels, from its own page."""
+def remediator_series() -> dict[str, frozenset[str]]:
+    """Series of the remediator and their labels, from its page."""
     engine = create_engine("sqlite://")
     ledger = Ledger(engine)
     ledger.reports = FullReports(LedgerDatabase(engine, host=None))
@@ -133,7 +133,7 @@ def remediated() -> dict[str, frozenset[str]]:
 
 
 def known_series() -> dict[str, frozenset[str]]:
-    return {**exported(), **remediated(), **PROMETHEUS}
+    return {**exporter_series(), **remediator_series(), **PROMETHEUS}
 
 
 def nodes(expr: promql.Expr) -> list[promql.Expr]:
@@ -157,7 +157,7 @@ def rates(expr: str) -> Iterator[promql.Call]:
 
 
 def every_expression() -> list[PanelQuery]:
-    """The queries of the panels, the annotations and the variables."""
+    """Queries of panels, annotations and variables."""
     values = {"host": "the-host", "worker": "the-worker"}
     annotations = [
         PanelQuery(panel_title=annotation["name"], expr=fill_in(annotation["expr"], values))
@@ -171,11 +171,11 @@ def every_expression() -> list[PanelQuery]:
     return [*QUERIES, *annotations, *variables]
 
 
-def test_the_rendered_json_is_current() -> None:
+def test_rendered_json_is_current() -> None:
     assert render.main(["--check"]) == 0
 
 
-def test_json_that_lags_is_refused_and_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outdated_json_is_refused_with_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lagging = tmp_path / "overview.json"
     lagging.write_text(render.render().replace("Workers alive", "Workers"))
 
@@ -185,7 +185,7 @@ def test_json_that_lags_is_refused_and_says_what_to_run(tmp_path: Path, capsys: 
     assert "run python -m dashboards.render" in capsys.readouterr().err
 
 
-def test_json_that_is_missing_is_refused_and_then_written(tmp_path: Path) -> None:
+def test_missing_json_is_refused_and_then_written(tmp_path: Path) -> None:
     missing = tmp_path / "overview.json"
 
     statuses = [render.main(arguments, path=missing) for arguments in (["--check"], [], ["--check"])]
@@ -193,7 +193,7 @@ def test_json_that_is_missing_is_refused_and_then_written(tmp_path: Path) -> Non
     assert statuses == [1, 0, 0]
 
 
-def test_each_query_asks_only_for_series_that_exist_by_labels_they_have() -> None:
+def test_queries_name_existing_series_and_labels() -> None:
     known = known_series()
     problems = []
     for query in every_expression():
@@ -209,7 +209,7 @@ def test_each_query_asks_only_for_series_that_exist_by_labels_they_have() -> Non
     assert problems == []
 
 
-def test_each_query_keeps_to_the_chosen_hosts_and_workers() -> None:
+def test_queries_filter_by_chosen_hosts_and_workers() -> None:
     known = known_series()
     problems = []
     for query in QUERIES:
@@ -222,7 +222,7 @@ def test_each_query_keeps_to_the_chosen_hosts_and_workers() -> None:
     assert problems == []
 
 
-def test_each_rate_is_of_a_counter_over_the_rate_interval() -> None:
+def test_rates_are_of_counters_over_the_rate_interval() -> None:
     problems = []
     for query in QUERIES:
         for call in rates(query.expr):
@@ -235,11 +235,11 @@ def test_each_rate_is_of_a_counter_over_the_rate_interval() -> None:
     assert problems == []
 
 
-def test_there_are_rates_to_judge() -> None:
+def test_there_are_rates() -> None:
     assert [call.func.name for query in QUERIES for call in rates(query.expr)] == ["rate"] * 10
 
 
-def test_each_panel_says_what_it_shows_in_which_unit() -> None:
+def test_panels_have_title_description_and_unit() -> None:
     problems = [
         panel["title"] or panel["id"]
         for panel in PANELS
@@ -251,7 +251,7 @@ def test_each_panel_says_what_it_shows_in_which_unit() -> None:
     assert problems == []
 
 
-def test_each_panel_takes_its_data_from_the_chosen_source_and_names_its_series() -> None:
+def test_panels_use_the_chosen_data_source_and_have_legends() -> None:
     chosen = {"type": "prometheus", "uid": "${datasource}"}
     problems = [
         panel["title"]
@@ -287,7 +287,7 @@ def test_no_panel_overlaps_another_or_leaves_the_grid() -> None:
     assert {column for taken in cells.values() for column, _ in taken} == set(range(24))
 
 
-def test_whatever_trips_as_a_stall_is_marked_and_nothing_else() -> None:
+def test_annotations_mark_exactly_the_stall_alerts() -> None:
     (marks,) = OVERVIEW["annotations"]["list"]
     (selector,) = selectors(fill_in(marks["expr"], {"host": ".*", "worker": ".*"}))
     asked = {each.name: each.value for each in selector.matchers.matchers}
@@ -305,18 +305,18 @@ def test_whatever_trips_as_a_stall_is_marked_and_nothing_else() -> None:
     assert {"GpuwardenJobStalled", "GpuwardenJobStuck"} <= set(marked)
 
 
-def test_simulated_gpus_are_told_from_real_ones() -> None:
+def test_simulated_gpus_have_a_panel() -> None:
     (query,) = [query for query in QUERIES if query.panel_title == "Simulated GPUs"]
 
     assert 'source="simulated"' in query.expr
 
 
-def test_a_variable_without_a_value_is_refused() -> None:
+def test_variable_without_value_is_refused() -> None:
     with pytest.raises(ValueError, match=r"variable \$node has no value"):
         fill_in('up{host=~"$host", node="${node:regex}"}', {"host": ".*"})
 
 
-def test_panels_inside_a_collapsed_row_are_asked_too() -> None:
+def test_panels_of_a_collapsed_row_have_queries() -> None:
     inner = {"type": "stat", "title": "inner", "targets": [{"expr": 'up{host=~"${host:regex}"}'}]}
 
     found = queries({"panels": [{"type": "row", "title": "row", "panels": [inner]}]}, host="h1")

@@ -1,4 +1,4 @@
-"""The demonstration on a real GPU, as far as a host without one can show it; `--gpu nvml` on a card is the rest."""
+"""The demo on a real GPU, with a fake CUDA library."""
 
 import ctypes
 from pathlib import Path
@@ -12,7 +12,7 @@ from testbed.demo import cuda, job_body, main
 
 
 class FakeCuda:
-    """The driver's library: every call succeeds, but for one, and is kept with the length of its kernel."""
+    """The CUDA library: records calls and kernel durations. Every call succeeds except `fails`."""
 
     def __init__(self, fails: str | None = None) -> None:
         self.calls: list[str] = []
@@ -39,7 +39,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return fake
 
 
-def test_a_job_holds_its_memory_once_and_keeps_the_gpu_busy_for_each_step(driver: FakeCuda, tmp_path: Path) -> None:
+def test_job_allocates_memory_once_and_is_busy_in_each_step(driver: FakeCuda, tmp_path: Path) -> None:
     with Reporter(tmp_path, worker="w0", queue="gpu") as report:
         for busy_s in (0.0, 0.5, 0.5):
             job_body.launch(report, busy_s=busy_s, memory_bytes=2**20)
@@ -49,7 +49,7 @@ def test_a_job_holds_its_memory_once_and_keeps_the_gpu_busy_for_each_step(driver
     assert not list(tmp_path.rglob("gpu-work.json"))
 
 
-def test_a_job_that_spins_for_ever_starts_one_kernel(driver: FakeCuda, tmp_path: Path) -> None:
+def test_spinning_job_starts_one_kernel(driver: FakeCuda, tmp_path: Path) -> None:
     with Reporter(tmp_path, worker="w0", queue="gpu") as report:
         job_body.launch(report, busy_s=job_body.FOREVER_S, memory_bytes=0)
 
@@ -57,7 +57,7 @@ def test_a_job_that_spins_for_ever_starts_one_kernel(driver: FakeCuda, tmp_path:
     assert "cuMemAlloc_v2" not in driver.calls
 
 
-def test_a_call_that_the_driver_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_driver_call_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: FakeCuda(fails="cuModuleLoadData"))
 
     with pytest.raises(cuda.CudaError, match="cuModuleLoadData failed with CUDA error 700"):
@@ -65,7 +65,7 @@ def test_a_call_that_the_driver_refuses_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.needs_parts
-def test_without_a_gpu_the_demonstration_on_one_ends_with_the_reason(
+def test_demo_without_a_gpu_ends_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse() -> None:

@@ -1,4 +1,4 @@
-"""What the demonstration takes for a link that held."""
+"""When the demo accepts a step of the pipeline."""
 
 import pytest
 
@@ -13,25 +13,27 @@ FENCED = {"saw alert: firing": 0.0, "decided begin": 0.2, "did fence": 0.4}
 @pytest.mark.parametrize(
     ("wedge_with_gil", "times", "ended"),
     [
-        pytest.param(False, FENCED | {"saw free: dead": 0.7}, True, id="its other threads saw the fence"),
-        pytest.param(False, FENCED | {"did stop": 0.6, "saw free: dead": 0.7}, False, id="it was stopped"),
-        pytest.param(False, FENCED, False, id="it was never seen dead"),
-        pytest.param(False, {"did fence": 0.8, "saw free: dead": 0.7}, False, id="it was dead before it was fenced"),
-        pytest.param(True, FENCED | {"saw free: dead": 0.7}, False, id="nothing of it could run"),
+        pytest.param(False, FENCED | {"saw free: dead": 0.7}, True, id="exited after the fence"),
+        pytest.param(False, FENCED | {"did stop": 0.6, "saw free: dead": 0.7}, False, id="stopped"),
+        pytest.param(False, FENCED, False, id="never dead"),
+        pytest.param(False, {"did fence": 0.8, "saw free: dead": 0.7}, False, id="dead before the fence"),
+        pytest.param(True, FENCED | {"saw free: dead": 0.7}, False, id="holds the GIL"),
     ],
 )
-def test_a_stop_is_missed_only_after_a_fence(wedge_with_gil: bool, times: dict[str, float], ended: bool) -> None:
+def test_missing_stop_is_accepted_only_after_a_fence(
+    wedge_with_gil: bool, times: dict[str, float], ended: bool
+) -> None:
     assert verdict.exited_after_fence(Script(picture="p", wedge_with_gil=wedge_with_gil), times) is ended
 
 
 @pytest.mark.parametrize("outcomes", [[None], ["fixed"], ["refused"], ["partly_fixed"], ["fixed", "fixed"]])
-def test_a_short_or_late_alert_adds_no_episode(outcomes: list[str | None]) -> None:
-    its = [_story(outcome) for outcome in outcomes]
+def test_episodes_without_action_are_ignored(outcomes: list[str | None]) -> None:
+    its = [episode(outcome) for outcome in outcomes]
 
-    assert with_action([_story("unconfirmed"), *its, _story("superseded")]) == its
+    assert with_action([episode("unconfirmed"), *its, episode("superseded")]) == its
 
 
-def _story(outcome: str | None) -> EpisodeHistory:
+def episode(outcome: str | None) -> EpisodeHistory:
     return EpisodeHistory(
         episode_id=1, remedy="restart_worker", condition="stall", host="box1", worker="w1", job_id=7, attempt=1,
         opened_at=1.0, closed_at=None if outcome is None else 2.0, outcome=outcome, reason=None, message=outcome,

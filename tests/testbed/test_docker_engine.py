@@ -1,4 +1,4 @@
-"""Choosing a Docker engine; a private one is gone afterwards, whatever ended it."""
+"""The choice of a Docker engine; a private one leaves no trace."""
 
 import os
 import signal
@@ -24,6 +24,7 @@ import sys, time, docker
 from pathlib import Path
 from testbed import worker_image
 from testbed.docker_engine import docker_engine
+
 with docker_engine(Path(sys.argv[1])) as engine:
     client = docker.DockerClient(base_url=engine.base_url)
     name = worker_image.worker_image(client, extra={})
@@ -39,7 +40,7 @@ private = pytest.mark.usefixtures("no_reachable_engine")
 
 
 def hold_an_engine(work: Path) -> subprocess.Popen[str]:
-    """Another process that holds a private engine with a container that ignores SIGTERM and is always restarted."""
+    """Start a process with a private engine, whose container ignores SIGTERM and always restarts."""
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD_AN_ENGINE, str(work)],
         cwd=CHECKOUT,
@@ -53,7 +54,7 @@ def hold_an_engine(work: Path) -> subprocess.Popen[str]:
 
 
 def traces(work: Path) -> list[str]:
-    """Every process, mount, control group and file that there still is of the private engine in `work`."""
+    """Processes, mounts, cgroups and files of the private engine in `work`."""
     places = EnginePaths.of(work)
     ids = private_engine._container_ids(places)
     cgroups = [folder for folder, _, _ in os.walk("/sys/fs/cgroup") if any(one in folder for one in ids)]
@@ -83,7 +84,7 @@ def finish(holder: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.needs_docker
-def test_an_engine_over_tcp_is_passed_by(engine: Engine) -> None:
+def test_engine_over_tcp_is_ignored(engine: Engine) -> None:
     socket = Path(engine.base_url.removeprefix("unix://"))
 
     found = reachable_engine({"DOCKER_HOST": "tcp://127.0.0.1:2375"}, system_socket=socket)
@@ -91,13 +92,13 @@ def test_an_engine_over_tcp_is_passed_by(engine: Engine) -> None:
     assert found == Engine(base_url=engine.base_url, private=False, version=engine.version)
 
 
-def test_no_engine_says_where_it_was_looked_for(tmp_path: Path) -> None:
+def test_missing_engine_reason_names_the_socket(tmp_path: Path) -> None:
     found = reachable_engine({}, system_socket=tmp_path / "docker.sock")
 
     assert found == NoEngine(reason=f"no Docker engine listens at {tmp_path}/docker.sock")
 
 
-def test_a_socket_that_nobody_serves_is_no_engine(tmp_path: Path) -> None:
+def test_dead_socket_is_no_engine(tmp_path: Path) -> None:
     (tmp_path / "docker.sock").touch()
 
     found = reachable_engine({"DOCKER_HOST": f"unix://{tmp_path}/docker.sock"})
@@ -108,7 +109,7 @@ def test_a_socket_that_nobody_serves_is_no_engine(tmp_path: Path) -> None:
 
 @pytest.mark.needs_docker
 @private
-def test_a_private_engine_runs_from_a_deep_folder_and_is_gone_afterwards(tmp_path: Path) -> None:
+def test_private_engine_runs_in_a_deep_folder_and_leaves_no_trace(tmp_path: Path) -> None:
     work = tmp_path / ("deep" * 20) / ("deeper" * 20)
 
     with docker_engine(work) as found:
@@ -122,7 +123,7 @@ def test_a_private_engine_runs_from_a_deep_folder_and_is_gone_afterwards(tmp_pat
 
 
 @pytest.mark.needs_podman
-def test_a_private_podman_and_its_containers_are_gone_afterwards(tmp_path: Path) -> None:
+def test_private_podman_leaves_no_trace(tmp_path: Path) -> None:
     with podman_engine(tmp_path) as found:
         assert isinstance(found, Engine), found
         client = docker.DockerClient(base_url=found.base_url)
@@ -140,7 +141,7 @@ def test_a_private_podman_and_its_containers_are_gone_afterwards(tmp_path: Path)
 @pytest.mark.needs_docker
 @private
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_private_engine_is_gone_after_its_holder_was_ended_by(number: signal.Signals, tmp_path: Path) -> None:
+def test_private_engine_ends_after_its_holder_is_ended_by(number: signal.Signals, tmp_path: Path) -> None:
     holder = hold_an_engine(tmp_path)
     assert kinds(traces(tmp_path)) == {"process", "mounted", "cgroup", "file"}
 
@@ -152,14 +153,14 @@ def test_a_private_engine_is_gone_after_its_holder_was_ended_by(number: signal.S
 
 @pytest.mark.needs_docker
 @private
-def test_a_second_engine_works_where_a_first_was_killed_with_its_guardian(tmp_path: Path) -> None:
+def test_second_engine_works_after_a_killed_engine_and_guardian(tmp_path: Path) -> None:
     holder = hold_an_engine(tmp_path)
     guardian = int(Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text())
     daemons = list(private_engine._engine_pids(EnginePaths.of(tmp_path)))
     for pid in (guardian, holder.pid, *daemons):
         os.kill(pid, signal.SIGKILL)
     finish(holder)
-    assert {"process", "mounted", "cgroup", "file"} & kinds(traces(tmp_path)), "something was to be left behind"
+    assert {"process", "mounted", "cgroup", "file"} & kinds(traces(tmp_path)), "the test needs a leftover"
 
     with docker_engine(tmp_path) as found:
         assert isinstance(found, Engine), found
@@ -173,7 +174,7 @@ def test_a_second_engine_works_where_a_first_was_killed_with_its_guardian(tmp_pa
 
 @pytest.mark.needs_docker
 @private
-def test_a_failed_engine_says_why_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_engine_reports_the_reason_and_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "bin/dockerd"
     broken.parent.mkdir()
     broken.write_text("#!/bin/sh\necho 'failed to start daemon: no cgroups here'\nexit 1\n")

@@ -1,4 +1,4 @@
-"""A real PostgreSQL of one's own: whom it runs as, that it keeps its data, and that it is gone afterwards."""
+"""A private PostgreSQL: its user, its data, and its end."""
 
 import fcntl
 import os
@@ -29,6 +29,7 @@ HOLD_A_SERVER = """
 import sys, time
 from pathlib import Path
 from testbed.postgres import postgres
+
 with postgres(Path(sys.argv[1]), durable=sys.argv[2] == "durable") as server:
     print(server.port, server.sockets.parent, flush=True)
     time.sleep(600)
@@ -38,7 +39,7 @@ root_only = pytest.mark.skipif("os.geteuid() != 0", reason="only root has to run
 
 
 def ask(server: Postgres, statement: str, database: str = "postgres") -> Any:
-    """The first value that a statement, committed by itself, answers with; None where it answers nothing."""
+    """Commit a statement; return its first value, or None."""
     with closing(connect(server, database)) as connection:
         cursor = connection.execute(statement.encode())
         row = cursor.fetchone() if cursor.description else None
@@ -50,7 +51,7 @@ def connect(server: Postgres, database: str = "postgres") -> psycopg.Connection:
 
 
 def processes_in(folder: Path) -> set[int]:
-    """The processes that work in `folder`, as those of PostgreSQL do in its data."""
+    """Pids of processes with this working directory."""
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -61,7 +62,7 @@ def processes_in(folder: Path) -> set[int]:
 
 @pytest.fixture(scope="session")
 def unpacked() -> Path:
-    """The checkout's room of PostgreSQL, fetched once for all test runs."""
+    """The unpacked PostgreSQL of this checkout."""
     part = debian_packages.PARTS["postgres"]
     try:
         return debian_packages.unpack(
@@ -73,7 +74,7 @@ def unpacked() -> Path:
 
 @pytest.fixture
 def server(postgres: Postgres) -> Iterator[Postgres]:
-    """The run's server with a database `thing`; it runs again afterwards, whatever the test did to it."""
+    """The server with a new database `thing`; started again after the test if needed."""
     postgres.drop("thing")
     postgres.create("thing")
     yield postgres
@@ -88,7 +89,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(debian_packages, "SYSTEM", tmp_path / "no-system")
 
 
-def test_ending_twice_and_starting_twice_changes_nothing(server: Postgres) -> None:
+def test_second_stop_and_second_start_have_no_effect(server: Postgres) -> None:
     server.start()
     began = ask(server, "SELECT pg_postmaster_start_time()")
     server.start()
@@ -102,7 +103,7 @@ def test_ending_twice_and_starting_twice_changes_nothing(server: Postgres) -> No
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_fsync_is_on_unless_durability_is_renounced(durable: bool, tmp_path: Path) -> None:
+def test_fsync_is_on_unless_not_durable(durable: bool, tmp_path: Path) -> None:
     with postgres_server(tmp_path, durable=durable) as found:
         assert isinstance(found, Postgres), found
         fsync, jit = ask(found, "SHOW fsync"), ask(found, "SHOW jit")
@@ -118,7 +119,7 @@ def test_fsync_is_on_unless_durability_is_renounced(durable: bool, tmp_path: Pat
         pytest.param(False, 2**60, False, id="too little memory is free"),
     ],
 )
-def test_data_are_kept_in_memory_unless(
+def test_data_is_in_memory_unless(
     durable: bool, wanted_bytes: int, in_memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MEMORY_BYTES", wanted_bytes)
@@ -132,7 +133,7 @@ def test_data_are_kept_in_memory_unless(
     assert [folder for folder in kept if folder.exists()] == []
 
 
-def test_afterwards_no_process_and_no_file_but_the_log_is_left(tmp_path: Path) -> None:
+def test_only_the_log_is_left(tmp_path: Path) -> None:
     with postgres_server(tmp_path / "work") as found:
         assert isinstance(found, Postgres), found
         room = found.sockets.parent
@@ -145,7 +146,7 @@ def test_afterwards_no_process_and_no_file_but_the_log_is_left(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("number", "kept"), [(signal.SIGTERM, "durable"), (signal.SIGKILL, "not durable")])
-def test_a_killed_callers_server_ends_and_is_swept(number: signal.Signals, kept: str, tmp_path: Path) -> None:
+def test_server_of_a_killed_caller_ends_and_is_swept(number: signal.Signals, kept: str, tmp_path: Path) -> None:
     caller = subprocess.Popen(
         [sys.executable, "-c", HOLD_A_SERVER, str(tmp_path), kept], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
     )
@@ -160,7 +161,7 @@ def test_a_killed_callers_server_ends_and_is_swept(number: signal.Signals, kept:
     while processes_in(data):
         assert time.monotonic() < give_up
         time.sleep(0.05)
-    assert room.exists(), "a room was to be left behind"
+    assert room.exists(), "the test needs a leftover"
 
     with postgres_server(tmp_path / "next"):
         pass
@@ -169,7 +170,7 @@ def test_a_killed_callers_server_ends_and_is_swept(number: signal.Signals, kept:
     assert not data.exists()
 
 
-def test_a_room_in_use_is_not_swept(server: Postgres, tmp_path: Path) -> None:
+def test_folder_in_use_is_not_swept(server: Postgres, tmp_path: Path) -> None:
     with postgres_server(tmp_path):
         pass
 
@@ -179,7 +180,7 @@ def test_a_room_in_use_is_not_swept(server: Postgres, tmp_path: Path) -> None:
 
 
 @root_only
-def test_as_root_the_server_runs_as_someone_else_who_owns_the_data(server: Postgres) -> None:
+def test_server_of_root_runs_as_another_user(server: Postgres) -> None:
     pid = int((server.sockets.parent / "data/postmaster.pid").read_text().splitlines()[0])
 
     assert Path(f"/proc/{pid}").stat().st_uid != 0
@@ -188,7 +189,7 @@ def test_as_root_the_server_runs_as_someone_else_who_owns_the_data(server: Postg
 
 
 @pytest.mark.usefixtures("nothing_installed")
-def test_an_unpacked_server_runs_on_the_libraries_beside_it(unpacked: Path, tmp_path: Path) -> None:
+def test_unpacked_server_uses_its_own_libraries(unpacked: Path, tmp_path: Path) -> None:
     with postgres_server(tmp_path / "work") as found:
         assert isinstance(found, Postgres), found
         pid = int((found.sockets.parent / "data/postmaster.pid").read_text().splitlines()[0])
@@ -202,7 +203,7 @@ def test_an_unpacked_server_runs_on_the_libraries_beside_it(unpacked: Path, tmp_
 
 @root_only
 @pytest.mark.usefixtures("nothing_installed")
-def test_what_the_servers_user_may_not_reach_is_copied_for_it(unpacked: Path, tmp_path: Path) -> None:
+def test_programs_out_of_reach_of_the_user_are_copied(unpacked: Path, tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o700)
     (tmp_path / "closed/postgresql").symlink_to(unpacked)
 
@@ -215,7 +216,7 @@ def test_what_the_servers_user_may_not_reach_is_copied_for_it(unpacked: Path, tm
 
 
 @pytest.mark.usefixtures("nothing_installed")
-def test_without_apt_get_the_answer_says_what_to_install(tmp_path: Path) -> None:
+def test_without_apt_get_the_reason_says_what_to_install(tmp_path: Path) -> None:
     with postgres_server(tmp_path, parts_dir=tmp_path / "parts") as found:
         pass
 
@@ -224,7 +225,7 @@ def test_without_apt_get_the_answer_says_what_to_install(tmp_path: Path) -> None
 
 
 @root_only
-def test_a_closed_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     monkeypatch.setattr(tempfile, "tempdir", str(closed))
@@ -237,7 +238,7 @@ def test_a_closed_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.
     assert list(closed.iterdir()) == []
 
 
-def test_a_program_that_its_user_may_not_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_that_its_user_may_not_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("initdb", "postgres"):
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
@@ -253,7 +254,7 @@ def test_a_program_that_its_user_may_not_run_is_named(tmp_path: Path, monkeypatc
     assert f"may not run {tmp_path}/bin/postgres: open its folder to all users" in found.reason
 
 
-def test_a_failed_initdb_says_what_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_initdb_error_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = Path(tempfile.mkdtemp(prefix="gpuwarden-test-"))
     try:
         room.chmod(0o755)
@@ -269,7 +270,7 @@ def test_a_failed_initdb_says_what_it_said(tmp_path: Path, monkeypatch: pytest.M
     assert found == NoPostgres(reason="initdb exited with code 1:\nno space left here")
 
 
-def test_a_start_that_fails_ends_with_what_was_logged(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_reports_the_log(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     server.stop()
     real = server._command
     with monkeypatch.context() as broken:

@@ -1,4 +1,4 @@
-"""A private systemd is gone afterwards, with what ran in it, whatever ended it."""
+"""A private systemd leaves no trace."""
 
 import subprocess
 import sys
@@ -14,6 +14,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from testbed.private_systemd import Systemd, private_systemd
+
 with private_systemd(Path(sys.argv[1])) as found:
     assert isinstance(found, Systemd), found
     print(found.pid, flush=True)
@@ -24,7 +25,7 @@ SLEEPER = "[Unit]\nDefaultDependencies=no\n[Service]\nExecStart=/bin/sleep 600\n
 pytestmark = [pytest.mark.needs_systemd, pytest.mark.nightly]
 
 
-def test_it_is_gone_after_the_block_with_its_services_and_control_groups(tmp_path: Path) -> None:
+def test_private_systemd_leaves_no_process_and_no_cgroup(tmp_path: Path) -> None:
     with private_systemd(tmp_path) as found:
         if isinstance(found, NoSystemd):
             pytest.skip(found.reason)
@@ -38,7 +39,7 @@ def test_it_is_gone_after_the_block_with_its_services_and_control_groups(tmp_pat
     assert not any(group.exists() for group in groups)
 
 
-def test_it_ends_with_whoever_started_it_and_was_killed(tmp_path: Path) -> None:
+def test_private_systemd_ends_with_a_killed_caller(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)],
         cwd=CHECKOUT,

@@ -1,4 +1,4 @@
-"""The worker image: Python and a shell in a container, from Debian's packages, without a registry."""
+"""The worker image: Python and a shell from Debian packages, without a registry."""
 
 import os
 import sys
@@ -25,14 +25,14 @@ def run(
 
 
 def greeting(folder: Path, text: str = "hello") -> Path:
-    """A folder with one Python module that prints `text`, and a __pycache__."""
+    """Make a package that prints `text`, with a __pycache__."""
     (folder / "__pycache__").mkdir(parents=True, exist_ok=True)
     (folder / "__pycache__/stale.pyc").touch()
     (folder / "__init__.py").write_text(f"print({text!r})\n")
     return folder
 
 
-def test_what_is_added_is_importable_without_caches(client: docker.DockerClient, tmp_path: Path) -> None:
+def test_added_module_is_importable_without_caches(client: docker.DockerClient, tmp_path: Path) -> None:
     module = greeting(tmp_path / "module")
     module.chmod(0o700)
     (module / "__init__.py").chmod(0o600)
@@ -43,7 +43,7 @@ def test_what_is_added_is_importable_without_caches(client: docker.DockerClient,
     assert run(client, name, "sh", "-c", "find /app -name 'stale.pyc'; cat /opt/one/file") == "print('hello')"
 
 
-def test_what_a_worker_imports_was_compiled_with_the_image(client: docker.DockerClient) -> None:
+def test_modules_of_a_worker_are_compiled_in_the_image(client: docker.DockerClient) -> None:
     name = worker_image(client, extra=image_files())
     theirs = run(client, name, "python3", "-c", "import sys; print(sys.implementation.cache_tag)")
     if theirs != sys.implementation.cache_tag:
@@ -63,7 +63,9 @@ def test_what_a_worker_imports_was_compiled_with_the_image(client: docker.Docker
     assert said.splitlines() == ["[]", "/app/gpuwarden/worker/worker.py"]
 
 
-def test_equal_content_is_one_tag(client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_content_has_one_tag(
+    client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = worker_image(client, extra={"/app/salute": greeting(tmp_path)})
     os.utime(tmp_path / "__init__.py", (0, 0))
     with monkeypatch.context() as forbidden:
@@ -77,6 +79,6 @@ def test_equal_content_is_one_tag(client: docker.DockerClient, tmp_path: Path, m
     assert run(client, other, "python3", "-c", "import salute") == "goodbye"
 
 
-def test_a_file_that_is_not_there_is_named(client: docker.DockerClient, tmp_path: Path) -> None:
+def test_missing_file_is_named(client: docker.DockerClient, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere is missing: source of /app/lost"):
         worker_image(client, extra={"/app/lost": tmp_path / "nowhere"})

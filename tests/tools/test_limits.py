@@ -1,4 +1,4 @@
-"""Limits of files, classes and folders: what is within passes, and one more of anything is listed."""
+"""Limits of files, classes and folders."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def _over(root: Path, **files: str) -> list[str]:
     ],
     ids=["lines", "methods", "attributes", "declared fields"],
 )
-def test_what_is_within_the_limits_passes(tmp_path: Path, source: str) -> None:
+def test_module_within_the_limits_passes(tmp_path: Path, source: str) -> None:
     assert _over(tmp_path, module=source) == []
 
 
@@ -44,36 +44,36 @@ def test_what_is_within_the_limits_passes(tmp_path: Path, source: str) -> None:
     ],
     ids=["lines", "methods", "attributes"],
 )
-def test_one_more_than_a_limit_is_listed(tmp_path: Path, source: str, says: str) -> None:
+def test_module_over_a_limit_is_listed(tmp_path: Path, source: str, says: str) -> None:
     (line,) = _over(tmp_path, module=source)
 
     assert line.startswith(says)
 
 
-def test_a_test_module_may_be_longer_than_a_product_module(tmp_path: Path) -> None:
+def test_test_module_may_be_longer(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_long.py").write_text("x = 1\n" * limits.TEST_LINES_MAX, encoding="utf-8")
 
     assert list(limits.over_limits(tmp_path, ["tests/test_long.py"])) == []
 
 
-def test_a_folder_with_too_many_modules_is_listed(tmp_path: Path) -> None:
+def test_folder_with_too_many_modules_is_listed(tmp_path: Path) -> None:
     files = {f"module_{number}": "" for number in range(limits.MODULES_MAX + 1)}
 
     assert [line.split(":")[0] for line in _over(tmp_path, **files)] == ["./"]
 
 
-def test_a_state_machine_may_have_a_method_for_each_rule(tmp_path: Path) -> None:
+def test_state_machine_may_have_more_methods(tmp_path: Path) -> None:
     source = _class(methods=limits.METHODS_MAX + 1).replace("class Thing:", "class Thing(RuleBasedStateMachine):")
 
     assert _over(tmp_path, module=source) == []
 
 
-def test_this_checkout_is_within_the_limits_but_for_what_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_this_checkout_is_within_the_limits(capsys: pytest.CaptureFixture[str]) -> None:
     assert limits.main() == 0, capsys.readouterr().out
 
 
-def test_a_stale_entry_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stale_entry_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(limits, "TOO_LARGE", limits.TOO_LARGE | {"tools/limits.py"})
 
     assert limits.main() == 1

@@ -1,4 +1,4 @@
-"""A mutant is judged by the rules and assertions that it can change, and the lists of mutants fit the rules."""
+"""Mutants are tested by the rules and assertions that they affect, and the lists of mutants fit the rules."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ groups:
         expr: gpuwarden_still_seconds
       - record: gpuwarden:still_gpus:count
         expr: count(gpuwarden_still_gpus)
-  - name: told
+  - name: alerts
     interval: 5s
     rules:
       - alert: GpuwardenStill
@@ -52,19 +52,19 @@ def asks(expr: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("old", "new", "touched"),
     [
-        pytest.param("> 90", "> 91", {"GpuwardenHot"}, id="a rule that nobody names"),
-        pytest.param("> 60", "> 61", {"GpuwardenStill", "gpuwarden:still:seconds"}, id="one that names a record"),
+        pytest.param("> 90", "> 91", {"GpuwardenHot"}, id="a rule without references"),
+        pytest.param("> 60", "> 61", {"GpuwardenStill", "gpuwarden:still:seconds"}, id="a rule with a record"),
         pytest.param("expr: gpuwarden_still_seconds", "expr: gpuwarden_seconds",
-                     {"GpuwardenStill", "gpuwarden:still:seconds"}, id="a record that is named"),
+                     {"GpuwardenStill", "gpuwarden:still:seconds"}, id="a record with a reference"),
         pytest.param("gpuwarden_heat_celsius", "gpuwarden:still_gpus:count",
-                     {"GpuwardenHot", "gpuwarden:still_gpus:count"}, id="one that names a record by its breakage"),
-        pytest.param("alert: GpuwardenHot", "alert: GpuwardenCold", {"GpuwardenHot"}, id="one that is renamed"),
-        pytest.param("interval: 5s", "interval: 6s", EVERY, id="what is said of a group"),
-        pytest.param("name: told", "name: untold", EVERY, id="the name of a group"),
-        pytest.param("groups:", "groups:", set(), id="nothing"),
+                     {"GpuwardenHot", "gpuwarden:still_gpus:count"}, id="a rule with a new record"),
+        pytest.param("alert: GpuwardenHot", "alert: GpuwardenCold", {"GpuwardenHot"}, id="a renamed rule"),
+        pytest.param("interval: 5s", "interval: 6s", EVERY, id="the interval of a group"),
+        pytest.param("name: alerts", "name: other", EVERY, id="the name of a group"),
+        pytest.param("groups:", "groups:", set(), id="no change"),
     ],
 )  # fmt: skip
-def test_a_breakage_touches_its_rule_and_those_that_it_is_tied_to(old: str, new: str, touched: set[str]) -> None:
+def test_mutation_affects_its_rule_and_related_rules(old: str, new: str, touched: set[str]) -> None:
     assert narrowed.affected_rules(SOUND, broken(old, new)) == touched
 
 
@@ -81,7 +81,7 @@ def test_a_breakage_touches_its_rule_and_those_that_it_is_tied_to(old: str, new:
         ('ALERTS{alertname=~"Gpuwarden.*"}', True),
     ],
 )
-def test_an_assertion_stays_where_it_asks_for_the_rule(expr: str, stays: bool) -> None:
+def test_assertions_of_the_rule_are_kept(expr: str, stays: bool) -> None:
     group = {"name": "fires", "promql_expr_test": [asks(expr)], "alert_rule_test": [BURNS]}
 
     left = narrowed.group_for({"GpuwardenStill"}, group, SOUND)
@@ -91,14 +91,14 @@ def test_an_assertion_stays_where_it_asks_for_the_rule(expr: str, stays: bool) -
         assert left == {"name": "fires", "promql_expr_test": [asks(expr)], "alert_rule_test": []}
 
 
-def test_the_rules_that_stay_are_those_that_the_assertions_ask_for_and_what_they_name() -> None:
+def test_rules_of_assertions_and_their_records_are_kept() -> None:
     change = broken("> 60", "> 61")
 
     (alert,) = narrowed.read(narrowed.rules_for({"alert_rule_test": [BURNS]}, change, SOUND))["groups"]
     record, still = narrowed.read(narrowed.rules_for({"alert_rule_test": [FIRES]}, change, SOUND))["groups"]
 
     assert (alert["name"], alert["interval"], [rule["alert"] for rule in alert["rules"]]) == (
-        "told",
+        "alerts",
         "5s",
         ["GpuwardenHot"],
     )
@@ -106,7 +106,7 @@ def test_the_rules_that_stay_are_those_that_the_assertions_ask_for_and_what_they
     assert [rule["expr"] for rule in still["rules"]] == ["gpuwarden:still:seconds > 61"]
 
 
-def test_a_rule_that_is_renamed_stays_by_the_name_that_it_had() -> None:
+def test_renamed_rule_is_kept_by_its_old_name() -> None:
     change = broken("alert: GpuwardenHot", "alert: GpuwardenCold")
 
     (left,) = narrowed.read(narrowed.rules_for({"alert_rule_test": [BURNS]}, change, SOUND))["groups"]
@@ -129,7 +129,7 @@ def planted(file: str, old: str, new: str) -> Mutant:
 
 
 @pytest.mark.needs_parts
-def test_a_mutant_is_caught_and_one_that_changes_nothing_survives(promtool: Path, tmp_path: Path) -> None:
+def test_mutant_is_caught_and_equivalent_mutant_survives(promtool: Path, tmp_path: Path) -> None:
     loud = planted("chain.rules.yaml", "severity: none", "severity: critical")
     idle = planted("chain.rules.yaml", "expr: vector(1)", "expr: vector(2)")
 
@@ -140,7 +140,7 @@ def test_a_mutant_is_caught_and_one_that_changes_nothing_survives(promtool: Path
 
 
 @pytest.mark.needs_parts
-def test_a_broken_record_is_caught_by_the_alert_that_names_it(promtool: Path, tmp_path: Path) -> None:
+def test_broken_record_is_caught_by_its_alert(promtool: Path, tmp_path: Path) -> None:
     record = "gpuwarden:exporter_target:info"
     mutant = planted("telemetry.rules.yaml", f"record: {record}", "record: gpuwarden:exporter_targets:info")
 
@@ -160,7 +160,7 @@ def test_failing_tests_catch_nothing(promtool: Path, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_a_group_of_rule_tests_that_is_written_alone_is_read_back_unchanged(file: Path) -> None:
+def test_single_group_of_tests_is_read_back_unchanged(file: Path) -> None:
     test = judging.read_test(file.name)
 
     alone = [judging.parse(judging.dump({**test, "tests": [group]})) for group in test["tests"]]
@@ -169,22 +169,22 @@ def test_a_group_of_rule_tests_that_is_written_alone_is_read_back_unchanged(file
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_every_rule_file_has_mutants_and_no_two_have_one_name(file: Path) -> None:
+def test_rule_file_has_mutants_with_unique_names(file: Path) -> None:
     names = [each.name for each in (*generate_mutants(file), *rules.by_hand(file))]
 
     assert names
     assert len(set(names)) == len(names)
 
 
-def test_the_listed_faults_are_of_rules_that_exist() -> None:
+def test_listed_faults_are_of_existing_rules() -> None:
     assert rules.unknown_rules() == set()
 
 
-def test_what_counts_as_equivalent_is_a_generated_mutant_of_the_rules_as_they_are() -> None:
+def test_equivalent_mutants_are_generated_from_the_current_rules() -> None:
     assert EQUIVALENT.keys() - {each.name for file in FILES for each in generate_mutants(file)} == set()
 
 
-def test_a_listed_fault_that_changes_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listed_fault_without_effect_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = tmp_path / "by_hand.yaml"
     listed.write_text(f"{rules.EVERY_RULE}: {{}}\nGpuwardenWatchdog: {{it moved: [no such text, '']}}\n")
     monkeypatch.setattr(rules, "BY_HAND", listed)
@@ -195,7 +195,7 @@ def test_a_listed_fault_that_changes_nothing_is_an_error(tmp_path: Path, monkeyp
 
 @pytest.mark.needs_parts
 @pytest.mark.usefixtures("promtool")
-def test_a_survivor_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_surviving_mutant_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert mutation.main(["--rules", "alerts/chain.rules.yaml"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("chain.rules.yaml ")
@@ -207,7 +207,7 @@ def test_a_survivor_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert "  survived: chain: GpuwardenWatchdog: 1 -> 2\n" in capsys.readouterr().out
 
 
-def test_an_unknown_rule_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_rule_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         mutation.main(["--rules", "alerts/stal.rules.yaml"])
 
@@ -215,7 +215,7 @@ def test_an_unknown_rule_file_is_refused(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("caught", [True, False])
-def test_a_bug_of_the_product_that_survives_is_named(
+def test_surviving_product_bug_is_named(
     caught: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(product, "MACHINES", {"queue": lambda: iter([("ignore_lock", caught)])})

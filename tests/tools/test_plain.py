@@ -41,7 +41,7 @@ def _file(root: Path, source: str, name: str = "module.py") -> plain.Measure:
         "template",
     ],
 )
-def test_a_hard_word_is_found_in_all_prose(tmp_path: Path, name: str, source: str) -> None:
+def test_hard_word_is_found_in_all_prose(tmp_path: Path, name: str, source: str) -> None:
     (found,) = _file(tmp_path, source, name).findings
 
     assert (found.number, found.hard, found.refused) == (1, ("told",), ("told",))
@@ -66,18 +66,18 @@ def test_code_and_values_are_no_prose(tmp_path: Path, name: str, source: str) ->
     "source",
     ["def is_told(): ...\n", "class ToldApart: ...\n", "nobody = 1\n", "self.mended = 1\n", "def f(story): ...\n"],
 )
-def test_a_refused_word_is_found_in_each_kind_of_name(tmp_path: Path, source: str) -> None:
+def test_refused_word_is_found_in_each_kind_of_name(tmp_path: Path, source: str) -> None:
     found = _file(tmp_path, source)
 
     assert found.refused
     assert not found.is_within_limits()
 
 
-def test_a_refused_word_inside_another_word_is_no_refused_word(tmp_path: Path) -> None:
+def test_refused_word_inside_another_word_is_allowed(tmp_path: Path) -> None:
     assert _file(tmp_path, "recommend_history = 1\n").findings == []
 
 
-def test_a_long_sentence_is_counted_and_a_full_stop_ends_it(tmp_path: Path) -> None:
+def test_long_sentence_is_counted_and_ends_at_a_full_stop(tmp_path: Path) -> None:
     one = _file(tmp_path, f'"""{LONG}"""\n')
     many = _file(tmp_path, f'"""{SHORT * 10}"""\n')
 
@@ -86,7 +86,7 @@ def test_a_long_sentence_is_counted_and_a_full_stop_ends_it(tmp_path: Path) -> N
     assert many.words == 10 * len(SHORT.split())
 
 
-def test_an_annotation_is_read_to_its_end_and_is_no_part_of_what_follows(tmp_path: Path) -> None:
+def test_annotation_ends_before_the_next_line(tmp_path: Path) -> None:
     folded = f"  annotations:\n    description: >-\n      {LONG[:40]}\n      {LONG[40:]}\n    runbook_url: told\n"
     separate = f'    summary: "{LONG[:60]}"\n  # {LONG[:60]}\n'
 
@@ -102,7 +102,7 @@ def test_words_of_comments_are_counted_per_100_lines_of_code(tmp_path: Path) -> 
     assert not _file(tmp_path, "# two words\n" * 13 + "x = 1\n" * 7).is_within_limits()
 
 
-def test_a_room_has_all_that_lies_two_folders_deep(tmp_path: Path) -> None:
+def test_room_has_all_files_below_two_folders(tmp_path: Path) -> None:
     names = ["a.py", "b/c.py", "b/d/e.py", "b/d/f/g.py"]
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def test_a_room_has_all_that_lies_two_folders_deep(tmp_path: Path) -> None:
     assert {name: room.lines for name, room in rooms.items()} == {"": 1, "b": 1, "b/d": 2}
 
 
-def test_a_room_over_its_limits_fails_unless_it_is_listed(
+def test_room_over_its_limits_fails_unless_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "b").mkdir()
