@@ -137,7 +137,7 @@ class ItemState(StrEnum):
     """State of an item of a run."""
 
     PENDING = "pending"
-    TAKEN = "taken"
+    CLAIMED = "claimed"
     DONE = "done"
     FAILED = "failed"
 
@@ -157,15 +157,15 @@ class ItemOutcome(StrEnum):
 
     DONE = "done"
     FAILED = "failed"
-    FORGIVEN = "forgiven"
+    CLEARED = "cleared"
 
 
 ITEM_MOVES: Final[Mapping[ItemMove, tuple[frozenset[ItemState], ItemState]]] = {
     # An ended attempt's item can be taken.
-    ItemMove.TAKE: (frozenset({ItemState.PENDING, ItemState.TAKEN}), ItemState.TAKEN),
-    ItemMove.FINISH: (frozenset({ItemState.TAKEN}), ItemState.DONE),
-    ItemMove.TRY_AGAIN: (frozenset({ItemState.TAKEN}), ItemState.PENDING),
-    ItemMove.GIVE_UP: (frozenset({ItemState.TAKEN}), ItemState.FAILED),
+    ItemMove.TAKE: (frozenset({ItemState.PENDING, ItemState.CLAIMED}), ItemState.CLAIMED),
+    ItemMove.FINISH: (frozenset({ItemState.CLAIMED}), ItemState.DONE),
+    ItemMove.TRY_AGAIN: (frozenset({ItemState.CLAIMED}), ItemState.PENDING),
+    ItemMove.GIVE_UP: (frozenset({ItemState.CLAIMED}), ItemState.FAILED),
     ItemMove.RESET: (frozenset({ItemState.FAILED}), ItemState.PENDING),
 }
 

@@ -109,7 +109,7 @@ class Episode:
     attempt: int | None
     free: Intent | None
     settle: Intent | None
-    would_act: bool
+    dry_run_recorded: bool
     subject: Subject = Subject.WORKER
     fingerprints: frozenset[str] = frozenset()
     rules: frozenset[str] = frozenset()

@@ -20,7 +20,7 @@ LATE_S: Final = OWNERSHIP_S + LEASE_S + BUSY_TIMEOUT_S
 for a locked database."""
 
 _JOBS: Final = "SELECT job_id, run_id, state, attempt, payload, reason FROM jobs ORDER BY job_id"
-_EVENTS: Final = "SELECT kind, job_id, attempt, run_id, position FROM dispatch_events ORDER BY event_id"
+_EVENTS: Final = "SELECT kind, job_id, attempt, run_id, position FROM outbox_events ORDER BY event_id"
 _NEEDS: Final = "SELECT job_id, needs_job_id FROM dependencies"
 _RUNS: Final = "SELECT run_id, state FROM runs"
 

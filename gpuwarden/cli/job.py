@@ -207,7 +207,7 @@ def _requeue(store: JobStore, arguments: argparse.Namespace) -> int:
         return _refuse(f"job {job.job_id} is {job.state}, not over: cancel it first, or unblock it if it is blocked")
     reports_steps = job.stall_timeout_s > 0
     again = made_from(
-        job, Submission, reports_steps=reports_steps, run_id=arguments.run, budget_s=job.asked_budget_s, needs=()
+        job, Submission, reports_steps=reports_steps, run_id=arguments.run, budget_s=job.submitted_budget_s, needs=()
     )
     print(store.runs.submit(again, now=store.now()))
     return 0

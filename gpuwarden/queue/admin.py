@@ -104,7 +104,7 @@ class Admin(QueueBase):
     def drain(self, *, host: str, worker: str) -> bool:
         """Stop this incarnation of a worker after its current job; False if it is unknown."""
         with writing(self._engine) as connection:
-            drained = update(WORKERS).where(_slot(host, worker)).values(draining=WORKERS.c.incarnation)
+            drained = update(WORKERS).where(_slot(host, worker)).values(draining_incarnation=WORKERS.c.incarnation)
             done = connection.execute(drained).rowcount == 1
             notify_after_commit(connection, QUEUE.channel)
             return done

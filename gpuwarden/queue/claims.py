@@ -203,7 +203,7 @@ class Claims(QueueBase):
     def retired_for(self, *, host: str, worker: str, incarnation: str) -> Condition | None:
         """The condition for which this incarnation lost its job, until it is replaced."""
         condition = select(WORKERS.c.retired_for).where(
-            WORKERS.c.host == host, WORKERS.c.worker == worker, WORKERS.c.retired == incarnation
+            WORKERS.c.host == host, WORKERS.c.worker == worker, WORKERS.c.retired_incarnation == incarnation
         )
         with reading(self._engine) as connection:
             found = connection.scalar(condition)
@@ -223,7 +223,7 @@ def _find_next(**its: ColumnElement[Any]) -> Executable:
     host, worker, incarnation = its["host"], its["worker"], its["incarnation"]
     over = sql.is_over(host, worker, incarnation).scalar_subquery()
     slot = and_(WORKERS.c.host == host, WORKERS.c.worker == worker)
-    drained = exists().where(slot, WORKERS.c.draining == incarnation)
+    drained = exists().where(slot, WORKERS.c.draining_incarnation == incarnation)
     mine = exists().where(sql.running_with(host, worker, incarnation))
     following = _next(its, _may_claim(its))
     return select(over.label("over"), drained.label("drained"), mine.label("mine"), following.label("next"))
@@ -250,7 +250,7 @@ def _budget_s() -> ColumnElement[float]:
     of_queue = select(QUEUES.c.budget_s).where(QUEUES.c.queue == JOBS.c.queue).correlate(JOBS).scalar_subquery()
     by_class = {each: budget_s for each in JobClass if (budget_s := each.budget_s) is not None}
     of_class = case(by_class, value=JOBS.c.job_class, else_=JOBS.c.budget_s)
-    return func.coalesce(JOBS.c.asked_budget_s, of_queue, of_class)
+    return func.coalesce(JOBS.c.submitted_budget_s, of_queue, of_class)
 
 
 @Prepared

@@ -19,9 +19,9 @@ from gpuwarden.queue.schema import (
     AT_WORK,
     CONSUMERS,
     DEAD_WORKERS,
-    DISPATCH_EVENTS,
     ITEM_OUTCOMES,
     JOBS,
+    OUTBOX_EVENTS,
     QUARANTINED_GPUS,
     RUNS,
     WORKERS,
@@ -135,8 +135,8 @@ class Counts(QueueBase):
 
     def snapshot(self, *, now: float) -> QueueSnapshot:
         """All cheap counts, read in one transaction."""
-        newest = select(func.coalesce(func.max(DISPATCH_EVENTS.c.position), 0)).scalar_subquery()
-        unplaced = select(func.count()).where(DISPATCH_EVENTS.c.position.is_(None))
+        newest = select(func.coalesce(func.max(OUTBOX_EVENTS.c.position), 0)).scalar_subquery()
+        unplaced = select(func.count()).where(OUTBOX_EVENTS.c.position.is_(None))
         dead = select(DEAD_WORKERS.c.queue, func.count()).where(DEAD_WORKERS.c.stamped_at > now - FLAG_FRESH_S)
         with reading(self._engine) as connection:
             lags = connection.execute(select(CONSUMERS.c.consumer, newest - CONSUMERS.c.position)).all()
@@ -163,21 +163,21 @@ class Counts(QueueBase):
     def last_event(self) -> int:
         """The highest event id, or 0."""
         with reading(self._engine) as connection:
-            return int(connection.scalar(select(func.max(DISPATCH_EVENTS.c.event_id))) or 0)
+            return int(connection.scalar(select(func.max(OUTBOX_EVENTS.c.event_id))) or 0)
 
     def outcomes_after(self, event_id: int, *, and_of: Collection[int] = ()) -> list[Outcome]:
         """The next events by id, at most `OUTCOMES_MAX`, and those with the ids `and_of`.
 
         On PostgreSQL an event with a lower id may become visible later.
         """
-        missed = select(*_COUNTED).where(DISPATCH_EVENTS.c.event_id.in_(sorted(and_of)))
+        missed = select(*_COUNTED).where(OUTBOX_EVENTS.c.event_id.in_(sorted(and_of)))
         with reading(self._engine) as connection:
             late = connection.execute(missed).all() if and_of else []
             found = connection.execute(*_outcomes(after=event_id, limit=OUTCOMES_MAX)).all()
         return [Outcome(*row) for row in (*late, *found)]
 
 
-_COUNTED: Final = tuple(DISPATCH_EVENTS.c[name] for name in Outcome._fields)
+_COUNTED: Final = tuple(OUTBOX_EVENTS.c[name] for name in Outcome._fields)
 
 
 def _group_workers(rows: Sequence[Row[Any]]) -> dict[str, WorkerCounts]:
@@ -229,7 +229,7 @@ def _count_retries() -> Executable:
 
 @Prepared
 def _of_host(**its: ColumnElement[Any]) -> Executable:
-    over = and_(WORKERS.c.retired.is_not(None), WORKERS.c.retired == WORKERS.c.incarnation)
+    over = and_(WORKERS.c.retired_incarnation.is_not(None), WORKERS.c.retired_incarnation == WORKERS.c.incarnation)
     there = and_(WORKERS.c.host == its["host"], WORKERS.c.last_seen_at > its["fresh_since"], ~over)
     return select(WORKERS.c.queue, WORKERS.c.worker).where(there).order_by(WORKERS.c.worker).limit(its["limit"])
 
@@ -237,12 +237,15 @@ def _of_host(**its: ColumnElement[Any]) -> Executable:
 @Prepared
 def _count_workers(**its: ColumnElement[Any]) -> Executable:
     fresh = WORKERS.c.last_seen_at > its["fresh_since"]
-    over = and_(WORKERS.c.retired.is_not(None), WORKERS.c.retired == WORKERS.c.incarnation)
+    over = and_(WORKERS.c.retired_incarnation.is_not(None), WORKERS.c.retired_incarnation == WORKERS.c.incarnation)
     busy = and_(fresh, WORKERS.c.current_model.is_not(None))
     state = case(
         (WORKERS.c.locked_at.is_not(None), _word("locked")),
         (or_(~fresh, over), _word("gone")),
-        (and_(WORKERS.c.draining.is_not(None), WORKERS.c.draining == WORKERS.c.incarnation), _word("draining")),
+        (
+            and_(WORKERS.c.draining_incarnation.is_not(None), WORKERS.c.draining_incarnation == WORKERS.c.incarnation),
+            _word("draining"),
+        ),
         (WORKERS.c.current_model.is_not(None), _word("busy")),
         else_=_word("idle"),
     ).label("state")
@@ -257,5 +260,5 @@ def _word(word: str) -> ColumnElement[str]:
 
 @Prepared
 def _outcomes(**its: ColumnElement[Any]) -> Executable:
-    after = select(*_COUNTED).where(DISPATCH_EVENTS.c.event_id > its["after"])
-    return after.order_by(DISPATCH_EVENTS.c.event_id).limit(its["limit"])
+    after = select(*_COUNTED).where(OUTBOX_EVENTS.c.event_id > its["after"])
+    return after.order_by(OUTBOX_EVENTS.c.event_id).limit(its["limit"])

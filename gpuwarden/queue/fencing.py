@@ -10,7 +10,7 @@ from gpuwarden.job import FENCE_S, REQUEUE_PRIORITY, Condition, Move, State
 from gpuwarden.queue import ranks, sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import DeadWorker, Slot
-from gpuwarden.queue.schema import AVOIDED, DEAD_WORKERS, JOBS, QUEUE, WORKERS
+from gpuwarden.queue.schema import DEAD_WORKERS, GPU_AVOIDANCE, JOBS, QUEUE, WORKERS
 
 STAMP_S: Final = 30.0
 """Least time between two stamps of a dead worker's flag, seconds (A14)."""
@@ -93,14 +93,16 @@ class Fencing(QueueBase):
             if connection.execute(back).rowcount != 1:
                 return False
             ranks.recall(connection, [job_id], now, tripped=True)
-            connection.execute(delete(AVOIDED).where(AVOIDED.c.job_id == job_id, AVOIDED.c.until <= now))
+            connection.execute(
+                delete(GPU_AVOIDANCE).where(GPU_AVOIDANCE.c.job_id == job_id, GPU_AVOIDANCE.c.until <= now)
+            )
             in_gang = select(JOBS.c.gang).where(JOBS.c.job_id == job_id)
             # A rank avoids no worker: the worker would take a rank of another gang, and the gangs could deadlock.
             if avoid is not None and avoid_s > 0 and connection.scalar(in_gang) is None:
                 for gpu in {"", *avoid.gpus}:
                     row = {"job_id": job_id, "host": avoid.host, "worker": avoid.worker, "gpu": gpu}
-                    kept = upsert(connection, AVOIDED).values(**row, until=now + avoid_s)
-                    keys = [AVOIDED.c.job_id, AVOIDED.c.host, AVOIDED.c.worker, AVOIDED.c.gpu]
+                    kept = upsert(connection, GPU_AVOIDANCE).values(**row, until=now + avoid_s)
+                    keys = [GPU_AVOIDANCE.c.job_id, GPU_AVOIDANCE.c.host, GPU_AVOIDANCE.c.worker, GPU_AVOIDANCE.c.gpu]
                     connection.execute(kept.on_conflict_do_update(index_elements=keys, set_={"until": now + avoid_s}))
             notify_after_commit(connection, QUEUE.channel)
             return True
@@ -125,7 +127,7 @@ class Fencing(QueueBase):
     def retire_worker(self, *, host: str, worker: str, incarnation: str, now: float) -> bool:
         """Retire an incarnation whose process is being ended (A12); False if it was replaced."""
         with writing(self._engine) as connection:
-            condition = case((WORKERS.c.retired == incarnation, WORKERS.c.retired_for), else_=None)
+            condition = case((WORKERS.c.retired_incarnation == incarnation, WORKERS.c.retired_for), else_=None)
             retire = sql.update_worker(host, worker, incarnation).values(
                 **sql.retired_row(incarnation, now), retired_for=condition
             )

@@ -109,7 +109,7 @@ class Job:
     job_class: JobClass
     model: str | None
     payload: dict[str, Any]
-    asked_budget_s: float | None
+    submitted_budget_s: float | None
     budget_s: float
     stall_timeout_s: float
     steps_total: int | None
@@ -281,9 +281,9 @@ def to_worker(row: Row[Any], gpus: Sequence[str], *, fresh_since: float) -> Work
     return made_from(
         row,
         WorkerRow,
-        alive=row.last_seen_at > fresh_since and row.retired != row.incarnation,
+        alive=row.last_seen_at > fresh_since and row.retired_incarnation != row.incarnation,
         gpus=tuple(gpus),
-        draining=row.draining == row.incarnation,
+        draining=row.draining_incarnation == row.incarnation,
     )
 
 

@@ -11,7 +11,7 @@ from gpuwarden.db.locks import try_advisory_lock
 from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import Event, to_event
-from gpuwarden.queue.schema import CONSUMERS, DISPATCH_EVENTS
+from gpuwarden.queue.schema import CONSUMERS, OUTBOX_EVENTS
 from gpuwarden.queue.sql import Prepared
 
 BATCH: Final = 500
@@ -26,8 +26,8 @@ class Outbox(QueueBase):
         self.place_events()
         seen = select(CONSUMERS.c.position).where(CONSUMERS.c.consumer == consumer).scalar_subquery()
         with reading(self._engine) as connection:
-            next_ones = select(DISPATCH_EVENTS).where(DISPATCH_EVENTS.c.position > func.coalesce(seen, 0))
-            rows = connection.execute(next_ones.order_by(DISPATCH_EVENTS.c.position).limit(limit))
+            next_ones = select(OUTBOX_EVENTS).where(OUTBOX_EVENTS.c.position > func.coalesce(seen, 0))
+            rows = connection.execute(next_ones.order_by(OUTBOX_EVENTS.c.position).limit(limit))
             return [to_event(row) for row in rows]
 
     def acknowledge(self, consumer: str, event: Event, *, now: float) -> None:
@@ -41,7 +41,7 @@ class Outbox(QueueBase):
     def consumers(self) -> dict[str, int]:
         """How many events each consumer has not acknowledged."""
         self.place_events()
-        newest = select(func.coalesce(func.max(DISPATCH_EVENTS.c.position), 0)).scalar_subquery()
+        newest = select(func.coalesce(func.max(OUTBOX_EVENTS.c.position), 0)).scalar_subquery()
         with reading(self._engine) as connection:
             found = connection.execute(select(CONSUMERS.c.consumer, newest - CONSUMERS.c.position))
             return {row.consumer: max(0, int(row[1])) for row in found}
@@ -61,23 +61,23 @@ class Outbox(QueueBase):
                 if rows:
                     connection.execute(_place(event_id=0, position=0)[0], rows)
 
-    def dispatch_events(self, job_id: int) -> list[str]:
+    def events_of(self, job_id: int) -> list[str]:
         """The kinds of a job's events, in order."""
         with reading(self._engine) as connection:
-            events = select(DISPATCH_EVENTS.c.kind).where(DISPATCH_EVENTS.c.job_id == job_id)
-            return list(connection.scalars(events.order_by(DISPATCH_EVENTS.c.event_id)))
+            events = select(OUTBOX_EVENTS.c.kind).where(OUTBOX_EVENTS.c.job_id == job_id)
+            return list(connection.scalars(events.order_by(OUTBOX_EVENTS.c.event_id)))
 
 
 @Prepared
 def _unplaced(**its: ColumnElement[Any]) -> Executable:
-    unplaced = select(DISPATCH_EVENTS.c.event_id).where(DISPATCH_EVENTS.c.position.is_(None))
-    return unplaced.order_by(DISPATCH_EVENTS.c.event_id).limit(its["limit"])
+    unplaced = select(OUTBOX_EVENTS.c.event_id).where(OUTBOX_EVENTS.c.position.is_(None))
+    return unplaced.order_by(OUTBOX_EVENTS.c.event_id).limit(its["limit"])
 
 
 @Prepared
 def _last_place() -> Executable:
     """The highest position ever. After its event is deleted, only a consumer has it."""
-    newest = select(func.max(DISPATCH_EVENTS.c.position)).scalar_subquery()
+    newest = select(func.max(OUTBOX_EVENTS.c.position)).scalar_subquery()
     furthest = select(func.max(CONSUMERS.c.position)).scalar_subquery()
     greater = case((func.coalesce(newest, 0) > func.coalesce(furthest, 0), newest), else_=furthest)
     return select(greater)
@@ -85,5 +85,5 @@ def _last_place() -> Executable:
 
 @Prepared
 def _place(**its: ColumnElement[Any]) -> Executable:
-    this = DISPATCH_EVENTS.c.event_id == its["event_id"]
-    return update(DISPATCH_EVENTS).where(this).values(position=its["position"])
+    this = OUTBOX_EVENTS.c.event_id == its["event_id"]
+    return update(OUTBOX_EVENTS).where(this).values(position=its["position"])

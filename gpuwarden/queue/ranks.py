@@ -47,16 +47,16 @@ def recall(connection: Connection, job_ids: Iterable[int], now: float, *, trippe
     `tripped` counts a watchdog retry for each, so that all reach the cap together.
     """
     these = and_(JOBS.c.job_id.in_(list(job_ids)), JOBS.c.gang.is_not(None), JOBS.c.state == State.QUEUED)
-    ranks = connection.execute(select(JOBS.c.gang, JOBS.c.recalled).where(these)).all()
-    gangs = {row.gang for row in ranks if not row.recalled}
-    if any(row.recalled for row in ranks):
-        connection.execute(update(JOBS).where(these).values(recalled=False))
+    ranks = connection.execute(select(JOBS.c.gang, JOBS.c.requeued_with_ranks).where(these)).all()
+    gangs = {row.gang for row in ranks if not row.requeued_with_ranks}
+    if any(row.requeued_with_ranks for row in ranks):
+        connection.execute(update(JOBS).where(these).values(requeued_with_ranks=False))
     if not gangs:
         return
     # Lock all ranks before a decision: a concurrent fence happens before or after it.
     every = connection.execute(sql.lock_jobs(select(JOBS).where(JOBS.c.gang.in_(gangs)))).all()
     fenced = [row.job_id for row in every if row.state == State.FENCING]
-    connection.execute(update(JOBS).where(JOBS.c.job_id.in_(fenced)).values(recalled=True))
+    connection.execute(update(JOBS).where(JOBS.c.job_id.in_(fenced)).values(requeued_with_ranks=True))
     waiting = [row.job_id for row in every if row.state == State.QUEUED]
     connection.execute(update(JOBS).where(JOBS.c.job_id.in_(waiting)).values(priority=_again()))
     found = [row for row in every if row.state in MOVES[Move.RECALL].sources]

@@ -149,7 +149,7 @@ def _insert(
         job_class=job_class,
         model=submission.model,
         payload=submission.payload,
-        asked_budget_s=submission.budget_s,
+        submitted_budget_s=submission.budget_s,
         budget_s=budget_s,
         stall_timeout_s=stall_timeout_s(
             job_class, reports_steps=submission.reports_steps, configured_s=submission.stall_timeout_s

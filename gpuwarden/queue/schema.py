@@ -70,7 +70,7 @@ JOBS = Table(
     Column("job_class", String, nullable=False),
     Column("model", String),
     Column("payload", JSON, nullable=False),
-    Column("asked_budget_s", Float),  # null: from the queue or class
+    Column("submitted_budget_s", Float),  # null: from the queue or class
     Column("budget_s", Float, nullable=False),
     Column("stall_timeout_s", Float, nullable=False),
     Column("steps_total", Integer),
@@ -89,7 +89,7 @@ JOBS = Table(
     Column("rank", Integer, nullable=False, server_default="0"),
     Column("ranks", Integer, nullable=False, server_default="1"),
     # Fenced while its gang was requeued: its requeue then does not requeue the gang again.
-    Column("recalled", Boolean, nullable=False, server_default=false()),
+    Column("requeued_with_ranks", Boolean, nullable=False, server_default=false()),
     # The claim and the end of its lease, or of the fence.
     Column("claimed_by", String),
     Column("host", String),
@@ -135,9 +135,9 @@ WORKERS = Table(
     Column("loaded_model", String),  # kept between jobs
     Column("last_seen_at", Float, nullable=False),
     # Its process is being ended, and it claims nothing.
-    Column("retired", String),
+    Column("retired_incarnation", String),
     Column("retired_for", String),  # the condition, if it had a job
-    Column("draining", String),
+    Column("draining_incarnation", String),
     # An operator's lock holds for all incarnations.
     Column("locked_at", Float),
     Column("locked_by", String),
@@ -168,8 +168,8 @@ WORKER_GPUS = Table(
 )
 
 # The last slot and GPUs of a requeued job.
-AVOIDED = Table(
-    "avoided",
+GPU_AVOIDANCE = Table(
+    "job_gpu_avoidance",
     METADATA,
     Column("job_id", ForeignKey("jobs.job_id"), primary_key=True),
     Column("host", String, primary_key=True),
@@ -190,8 +190,8 @@ QUARANTINED_GPUS = Table(
 )
 
 # The outbox, written by the transaction that ends a job or a run.
-DISPATCH_EVENTS = Table(
-    "dispatch_events",
+OUTBOX_EVENTS = Table(
+    "outbox_events",
     METADATA,
     Column("event_id", ID, primary_key=True),
     Column("kind", String, nullable=False),  # see gpuwarden.job.Kind
@@ -205,11 +205,11 @@ DISPATCH_EVENTS = Table(
     Column("written_at", Float, nullable=False),
     # Order for all consumers, assigned by the first reader.
     Column("position", BigInteger),
-    Column("consumed_at", Float),  # failed events: when the run was failed
+    Column("run_failed_at", Float),  # failed events: when the run was failed
     UniqueConstraint("job_id", "kind", name="one_event_of_a_kind_per_job"),
-    Index("dispatch_events_in_order", "position", unique=True),
-    _partial("dispatch_events_unplaced", "event_id", where="position IS NULL"),
-    _partial("dispatch_events_unheeded", "event_id", where="consumed_at IS NULL AND kind = 'failed'"),
+    Index("outbox_events_in_order", "position", unique=True),
+    _partial("outbox_events_unplaced", "event_id", where="position IS NULL"),
+    _partial("outbox_events_unheeded", "event_id", where="run_failed_at IS NULL AND kind = 'failed'"),
 )
 
 CONSUMERS = Table(
@@ -226,8 +226,8 @@ ITEMS = Table(
     METADATA,
     Column("run_id", ForeignKey("runs.run_id"), primary_key=True),
     Column("item", String, primary_key=True),
-    Column("place", Integer, nullable=False),
-    Column("state", String, nullable=False),  # pending | taken | done | failed
+    Column("position", Integer, nullable=False),
+    Column("state", String, nullable=False),  # pending | claimed | done | failed
     # An item is pending again once this attempt has ended.
     Column("job_id", ForeignKey("jobs.job_id")),
     Column("attempt", Integer),
@@ -236,7 +236,7 @@ ITEMS = Table(
     Column("changed_at", Float, nullable=False),
     Column("reason", String),
     Column("result", JSON(none_as_null=True)),
-    Index("items_in_order", "run_id", "state", "place"),
+    Index("items_in_order", "run_id", "state", "position"),
 )
 
 ITEM_OUTCOMES = Table(
@@ -245,7 +245,7 @@ ITEM_OUTCOMES = Table(
     Column("outcome_id", ID, primary_key=True),
     Column("run_id", String, nullable=False),
     Column("item", String, nullable=False),
-    Column("outcome", String, nullable=False),  # done | failed | forgiven
+    Column("outcome", String, nullable=False),  # done | failed | cleared
     Column("job_id", ForeignKey("jobs.job_id"), nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("host", String, nullable=False),
@@ -257,15 +257,15 @@ ITEM_OUTCOMES = Table(
 )
 
 # Workers that finished no item of a run and cannot claim its jobs.
-BARRED = Table(
-    "barred",
+RUN_EXCLUSIONS = Table(
+    "run_worker_exclusions",
     METADATA,
     Column("run_id", ForeignKey("runs.run_id"), primary_key=True),
     Column("host", String, primary_key=True),
     Column("worker", String, primary_key=True),
     Column("migration", Integer, nullable=False),
     Column("at", Float, nullable=False),
-    Column("barred_by", String, nullable=False),
+    Column("excluded_by", String, nullable=False),
     Column("reason", String, nullable=False),
 )
 

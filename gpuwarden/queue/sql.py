@@ -32,7 +32,16 @@ from sqlalchemy import (
 from gpuwarden.db.changes import notify_after_commit
 from gpuwarden.db.transactions import upsert
 from gpuwarden.job import LEASE_S, MOVES, RECLAIMS_MAX, REQUEUE_PRIORITY, JobId, Kind, Move, State
-from gpuwarden.queue.schema import AVOIDED, BARRED, DISPATCH_EVENTS, JOBS, QUARANTINED_GPUS, QUEUE, WORKER_GPUS, WORKERS
+from gpuwarden.queue.schema import (
+    GPU_AVOIDANCE,
+    JOBS,
+    OUTBOX_EVENTS,
+    QUARANTINED_GPUS,
+    QUEUE,
+    RUN_EXCLUSIONS,
+    WORKER_GPUS,
+    WORKERS,
+)
 
 GHOST_AGE_S: Final = 100.0
 """How far in the past a retired worker's last contact is set, seconds (A12)."""
@@ -136,7 +145,7 @@ def end_failed(
 @Prepared
 def write_event(**its: ColumnElement[Any]) -> Executable:
     """Insert the event of a job or run that has just ended."""
-    return insert(DISPATCH_EVENTS).from_select(EVENT, _event(its).where(JOBS.c.job_id == its["job_id"]))
+    return insert(OUTBOX_EVENTS).from_select(EVENT, _event(its).where(JOBS.c.job_id == its["job_id"]))
 
 
 def write_cancelled(connection: Connection, job_ids: Sequence[int], now: float) -> None:
@@ -144,7 +153,7 @@ def write_cancelled(connection: Connection, job_ids: Sequence[int], now: float) 
     if job_ids:
         its: dict[str, ColumnElement[Any]] = {"kind": literal(Kind.CANCELLED), "now": literal(now)}
         found = _event(its, timed=False).where(JOBS.c.job_id.in_(job_ids)).order_by(JOBS.c.job_id)
-        connection.execute(insert(DISPATCH_EVENTS).from_select(EVENT, found))
+        connection.execute(insert(OUTBOX_EVENTS).from_select(EVENT, found))
 
 
 EVENT: Final = ("kind", "job_id", "attempt", "run_id", "queue", "job_class", "waited_s", "ran_s", "written_at")
@@ -200,7 +209,7 @@ def requeue_or_fail(
 def retired_row(incarnation: str, now: float) -> dict[str, Any]:
     """Column values of a worker whose process is being ended."""
     row = {"current_model": None, "loaded_model": None, "last_seen_at": now - GHOST_AGE_S}
-    return {**row, "retired": incarnation}
+    return {**row, "retired_incarnation": incarnation}
 
 
 def update_worker(host: Value[str], worker: Value[str], incarnation: Value[str]) -> Update:
@@ -212,7 +221,9 @@ def update_worker(host: Value[str], worker: Value[str], incarnation: Value[str])
 
 def is_over(host: Value[str], worker: Value[str], incarnation: Value[str]) -> Select[Any]:
     """Whether an incarnation was replaced or retired; no row for an unknown slot."""
-    over = or_(WORKERS.c.incarnation != incarnation, func.coalesce(WORKERS.c.retired == incarnation, false()))
+    over = or_(
+        WORKERS.c.incarnation != incarnation, func.coalesce(WORKERS.c.retired_incarnation == incarnation, false())
+    )
     return select(over).where(WORKERS.c.host == host, WORKERS.c.worker == worker)
 
 
@@ -272,7 +283,7 @@ def _touch(**its: ColumnElement[Any]) -> Executable:
 
 def is_not_retired(incarnation: Value[str]) -> ColumnElement[bool]:
     """Whether this incarnation is not retired."""
-    return or_(WORKERS.c.retired.is_(None), WORKERS.c.retired != incarnation)
+    return or_(WORKERS.c.retired_incarnation.is_(None), WORKERS.c.retired_incarnation != incarnation)
 
 
 def is_locked(host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
@@ -314,9 +325,9 @@ def is_better_elsewhere(
     there = exists().where(
         other.c.queue == job.c.queue,
         other.c.last_seen_at > fresh_since,
-        or_(other.c.retired.is_(None), other.c.retired != other.c.incarnation),
+        or_(other.c.retired_incarnation.is_(None), other.c.retired_incarnation != other.c.incarnation),
         other.c.locked_at.is_(None),
-        or_(other.c.draining.is_(None), other.c.draining != other.c.incarnation),
+        or_(other.c.draining_incarnation.is_(None), other.c.draining_incarnation != other.c.incarnation),
         not_(avoids(job, other.c.host, other.c.worker, now)),
         not_(is_barred(job, other.c.host, other.c.worker)),
         not_(is_in_quarantine(other.c.host, other.c.worker)),
@@ -327,12 +338,18 @@ def is_better_elsewhere(
 
 def avoids(job: FromClause, host: Value[str], worker: Value[str], now: Value[float]) -> ColumnElement[bool]:
     """Whether a job must avoid a worker for now."""
-    slot = and_(AVOIDED.c.host == host, AVOIDED.c.worker == worker)
-    here = or_(slot, AVOIDED.c.gpu.in_(gpus_of(host, worker)))
-    return exists().where(AVOIDED.c.job_id == job.c.job_id, AVOIDED.c.until > now, here).correlate_except(AVOIDED)
+    slot = and_(GPU_AVOIDANCE.c.host == host, GPU_AVOIDANCE.c.worker == worker)
+    here = or_(slot, GPU_AVOIDANCE.c.gpu.in_(gpus_of(host, worker)))
+    return (
+        exists()
+        .where(GPU_AVOIDANCE.c.job_id == job.c.job_id, GPU_AVOIDANCE.c.until > now, here)
+        .correlate_except(GPU_AVOIDANCE)
+    )
 
 
 def is_barred(job: FromClause, host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
     """Whether a worker is barred from the job's run."""
-    its = exists().where(BARRED.c.run_id == job.c.run_id, BARRED.c.host == host, BARRED.c.worker == worker)
-    return its.correlate_except(BARRED)
+    its = exists().where(
+        RUN_EXCLUSIONS.c.run_id == job.c.run_id, RUN_EXCLUSIONS.c.host == host, RUN_EXCLUSIONS.c.worker == worker
+    )
+    return its.correlate_except(RUN_EXCLUSIONS)

@@ -9,7 +9,7 @@ from gpuwarden.db.transactions import reading, writing
 from gpuwarden.job import INGEST, JobId, Kind, Move
 from gpuwarden.queue import ranks, runs, sql
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.schema import AVOIDED, DISPATCH_EVENTS, JOBS
+from gpuwarden.queue.schema import GPU_AVOIDANCE, JOBS, OUTBOX_EVENTS
 from gpuwarden.queue.sql import Prepared
 
 
@@ -49,9 +49,9 @@ class Sweeps(QueueBase):
             reclaimed = sql.requeue_or_fail(connection, Move.RECLAIM, expired, "lease expired", now)
             ranks.recall(connection, reclaimed, now)
             if not ingest:  # last: a requeue locks its job before these rows
-                key = AVOIDED.primary_key.columns
-                past = select(*key).where(AVOIDED.c.until <= now).with_for_update(skip_locked=True)
-                connection.execute(delete(AVOIDED).where(tuple_(*key).in_(past)))
+                key = GPU_AVOIDANCE.primary_key.columns
+                past = select(*key).where(GPU_AVOIDANCE.c.until <= now).with_for_update(skip_locked=True)
+                connection.execute(delete(GPU_AVOIDANCE).where(tuple_(*key).in_(past)))
             return reclaimed
 
     def consume_events(self, *, now: float) -> int:
@@ -66,13 +66,13 @@ class Sweeps(QueueBase):
                     runs.end(connection, event.run_id, Kind.RUN_FAILED, event.job_id, now)
                     reason = f"job {event.job_id} of its run failed"
                     runs.cancel(connection, JOBS.c.run_id == event.run_id, reason, now)
-                heeded = update(DISPATCH_EVENTS).where(DISPATCH_EVENTS.c.event_id == event.event_id)
-                connection.execute(heeded.values(consumed_at=now))
+                heeded = update(OUTBOX_EVENTS).where(OUTBOX_EVENTS.c.event_id == event.event_id)
+                connection.execute(heeded.values(run_failed_at=now))
             return len(events)
 
 
 @Prepared
 def _unheeded() -> Executable:
-    failed = DISPATCH_EVENTS.c.kind == literal_column(f"'{Kind.FAILED}'", String)
-    unread = select(DISPATCH_EVENTS).where(DISPATCH_EVENTS.c.consumed_at.is_(None), failed)
-    return unread.order_by(DISPATCH_EVENTS.c.event_id).limit(sql.SWEEP_MAX)
+    failed = OUTBOX_EVENTS.c.kind == literal_column(f"'{Kind.FAILED}'", String)
+    unread = select(OUTBOX_EVENTS).where(OUTBOX_EVENTS.c.run_failed_at.is_(None), failed)
+    return unread.order_by(OUTBOX_EVENTS.c.event_id).limit(sql.SWEEP_MAX)

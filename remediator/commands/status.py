@@ -247,7 +247,7 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
         [each for each in ledger.executors.list_all() if wanted.host in (None, each.host)],
     )
     report.episodes = ledger.reports.list_held(host=wanted.host)
-    report.hosts = [each.host for each in executing if report.at - each.beat_at <= BEAT_MAX_S]
+    report.hosts = [each.host for each in executing if report.at - each.heartbeat_at <= BEAT_MAX_S]
     # A host with open episodes, or the only host, does not count as removed.
     owing = {each.host for each in report.episodes} if report.hosts else {each.host for each in executing}
     report.parts += [_executor(each, now=report.at, owing=each.host in owing) for each in executing]
@@ -338,7 +338,7 @@ def _queue(report: Report, wanted: argparse.Namespace) -> Part:
 
 
 def _executor(executing: ExecutorHeartbeat, *, now: float, owing: bool) -> Part:
-    name, silent_s = f"executor {executing.host}", now - executing.beat_at
+    name, silent_s = f"executor {executing.host}", now - executing.heartbeat_at
     if silent_s > GONE_S and not owing:
         return Part(name=name, ok=None, says=f"silent for {format_duration(silent_s)}: counts as removed")
     if silent_s > BEAT_MAX_S:

@@ -36,11 +36,11 @@ class HostLiveness:
     def observe(self) -> None:
         """Read all heartbeats and note when each one changed."""
         now_s = self._clock.now_s()
-        for host, beat_at in self._ledger.executors.last_beats().items():
+        for host, heartbeat_at in self._ledger.executors.last_beats().items():
             before = self._heartbeats.get(host)
-            if before is None or before[0] != beat_at:
-                self._heartbeats[host] = (beat_at, now_s)
-            if before is not None and before[0] != beat_at:  # the first heartbeat that is read may be old
+            if before is None or before[0] != heartbeat_at:
+                self._heartbeats[host] = (heartbeat_at, now_s)
+            if before is not None and before[0] != heartbeat_at:  # the first heartbeat that is read may be old
                 self._alive_at_s[host] = now_s
 
     def is_alive(self, host: str, now_s: float) -> bool:

@@ -76,7 +76,7 @@ class Performer:
             case plan.Close(outcome=outcome, reason=reason, message=message):
                 self._ledger.episodes.close(episode.episode_id, outcome, reason, message, now=self._ledger.now())
             case plan.WouldAct(message=message):
-                self._ledger.journal.would_act(episode.episode_id, message, now=self._ledger.now())
+                self._ledger.journal.record_dry_run(episode.episode_id, message, now=self._ledger.now())
             case plan.Begin():
                 self._begin(episode, step)
             case plan.Withdraw(reason=reason, message=message):

@@ -12,7 +12,7 @@ from typing import Final
 from sqlalchemy import Connection, func, or_, select
 
 from gpuwarden.db.transactions import upsert
-from remediator.ledger.schema import ALERTS, COUNTS, EPISODES, EXECUTORS, INTENTS, JOURNAL
+from remediator.ledger.schema import ALERTS, COUNTERS, EPISODES, EXECUTORS, INTENTS, JOURNAL
 from remediator.plan import OVER, Kind, Outcome, Stage
 from remediator.remedies.guards import Orders
 
@@ -44,7 +44,7 @@ class Totals:
         oldest_new_at: arrival of the oldest alert that no executor has taken.
         took: durations by outcome.
         owed_since: creation of the oldest open intent by kind and stage.
-        executor: (armed, beat_at, errors); `None` before the first heartbeat.
+        executor: (armed, heartbeat_at, errors); `None` before the first heartbeat.
     """
 
     alerts: Mapping[tuple[str, str], int]
@@ -104,12 +104,12 @@ class CounterDelta:
         """
         if not self._found:
             return
-        adds = upsert(connection, COUNTS)
-        known = {name: COUNTS.c[name] + adds.excluded[name] for name in ("times", "sum_s")}
+        adds = upsert(connection, COUNTERS)
+        known = {name: COUNTERS.c[name] + adds.excluded[name] for name in ("value", "sum_s")}
         connection.execute(
-            adds.on_conflict_do_update(index_elements=list(COUNTS.primary_key), set_=known),
+            adds.on_conflict_do_update(index_elements=list(COUNTERS.primary_key), set_=known),
             [
-                {"host": host, "what": what, "one": one, "two": two, "times": count, "sum_s": sum_s}
+                {"host": host, "name": what, "label_1": one, "label_2": two, "value": count, "sum_s": sum_s}
                 for (host, what, one, two), (count, sum_s) in sorted(self._found.items())
             ],
         )
@@ -150,7 +150,7 @@ def count_totals(connection: Connection, host: str, *, orders: Orders, now: floa
         owed_since={(kind, stage): since for kind, stage, _, since in owing},
         quarantines_refused=_quarantines_refused(connection, host, orders),
         steps={pair: count for pair, (count, _) in over["steps"].items()},
-        executor=None if executor is None else (executor.armed, executor.beat_at, executor.errors),
+        executor=None if executor is None else (executor.armed, executor.heartbeat_at, executor.errors),
         orders=orders,
         now=now,
     )
@@ -187,11 +187,11 @@ _Counted = Mapping[tuple[str, str], tuple[int, float]]
 def _read_counters(connection: Connection, host: str) -> Mapping[str, _Counted]:
 
     # An empty host has the alerts refused before the host was recorded.
-    counted = select(COUNTS).where(COUNTS.c.host.in_((host, "")))
+    counted = select(COUNTERS).where(COUNTERS.c.host.in_((host, "")))
     found: dict[str, dict[tuple[str, str], tuple[int, float]]] = defaultdict(dict)
     for row in connection.execute(counted):
-        count, sum_s = found[row.what].get((row.one, row.two), (0, 0.0))
-        found[row.what][row.one, row.two] = (count + row.times, sum_s + row.sum_s)
+        count, sum_s = found[row.name].get((row.label_1, row.label_2), (0, 0.0))
+        found[row.name][row.label_1, row.label_2] = (count + row.value, sum_s + row.sum_s)
     return found
 
 

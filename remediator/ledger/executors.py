@@ -18,7 +18,7 @@ class ExecutorHeartbeat:
     pid: int
     armed: bool
     started_at: float
-    beat_at: float
+    heartbeat_at: float
     errors: int
     workers: int | None
 
@@ -43,7 +43,7 @@ class Executors(LedgerPart):
             NewerTablesError: a newer gpuwarden migrated the tables.
             DatabaseError: it could not be written.
         """
-        row: dict[str, float | None] = {"pid": pid, "armed": armed, "started_at": started_at, "beat_at": now}
+        row: dict[str, float | None] = {"pid": pid, "armed": armed, "started_at": started_at, "heartbeat_at": now}
         row |= {"errors": errors, "workers": workers}
         with writing(self._engine) as connection:
             refuse_other_revisions(connection, LEDGER)
@@ -55,7 +55,7 @@ class Executors(LedgerPart):
 
     def last_beats(self) -> dict[str, float]:
         """The last heartbeat of each host's executor, Unix seconds."""
-        return {each.host: each.beat_at for each in self.list_all()}
+        return {each.host: each.heartbeat_at for each in self.list_all()}
 
     def list_all(self) -> list[ExecutorHeartbeat]:
         """List the executors by host."""

@@ -124,7 +124,7 @@ class Inbox(LedgerPart):
                         break  # another host's episode closed now: the next tick opens one
                 elif row.firing:
                     delta.add_duplicate(host)
-                state = "idle" if episode_id is None else "linked"
+                state = "ignored" if episode_id is None else "linked"
                 connection.execute(
                     update(ALERTS)
                     .where(ALERTS.c.alert_id == row.alert_id)
@@ -136,7 +136,7 @@ class Inbox(LedgerPart):
                     write(connection, self._host, episode_id, "saw", "alert", message, now, state=state)
                 taken.append(row)
             if any(not row.firing for row in taken):
-                retention.keep_newest(connection, "idle")
+                retention.keep_newest(connection, "ignored")
             if taken:
                 delta.add_taken(host, len(taken))
                 delta.save(connection)
@@ -215,7 +215,7 @@ def _open_episode(connection: Connection, labels: Mapping[str, str], *, alerted_
             **attempt_in(labels),
             alerted_at=alerted_at,
             opened_at=now,
-            would_act=False,
+            dry_run_recorded=False,
         )
         .on_conflict_do_nothing()
         .returning(EPISODES.c.episode_id)

@@ -104,11 +104,13 @@ class Journal(LedgerPart):
             if connection.execute(its.values(waits)).rowcount or not once:
                 write(connection, self._host, episode_id, "decided", WAIT, step.message, now, reason=step.reason)
 
-    def would_act(self, episode_id: int, message: str, *, now: float) -> None:
+    def record_dry_run(self, episode_id: int, message: str, *, now: float) -> None:
         """Record what a dry run would do."""
         delta = CounterDelta()
         with writing(self._engine) as connection:
-            connection.execute(update(EPISODES).where(EPISODES.c.episode_id == episode_id).values(would_act=True))
+            connection.execute(
+                update(EPISODES).where(EPISODES.c.episode_id == episode_id).values(dry_run_recorded=True)
+            )
             write(connection, self._host, episode_id, "would", "act", message, now, delta)
             delta.save(connection)
 

@@ -75,7 +75,7 @@ def recent_activity(
     ]
     answers = select(ORDERS).where(ORDERS.c.episode_id == action.episode_id).order_by(ORDERS.c.order_id.desc())
     answer = connection.execute(answers.limit(1)).one_or_none()
-    fleet = select(func.sum(EXECUTORS.c.workers)).where(EXECUTORS.c.beat_at > now - FLEET_FRESH_S)
+    fleet = select(func.sum(EXECUTORS.c.workers)).where(EXECUTORS.c.heartbeat_at > now - FLEET_FRESH_S)
     return RecentActivity(
         targets=frozenset(targets),
         restarts=sum(rate_since < row.created_at < rate_until for row in frees),

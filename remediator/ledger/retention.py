@@ -27,7 +27,16 @@ from sqlalchemy import (
 )
 
 from gpuwarden.db.transactions import upsert
-from remediator.ledger.schema import ALERTS, CAPTURES, EPISODES, INTENTS, JOURNAL, ORDERS, RUN_DECISIONS, SPENT
+from remediator.ledger.schema import (
+    ALERTS,
+    CAPTURES,
+    EPISODES,
+    INTENTS,
+    JOURNAL,
+    ORDERS,
+    RUN_DECISIONS,
+    USED_INTENT_KEYS,
+)
 from remediator.plan import OVER
 from remediator.reasons import Reason
 
@@ -106,7 +115,7 @@ def keep_newest(connection: Connection, state: str) -> None:
 
 def is_used(connection: Connection, kind: str, key: str) -> bool:
     """Whether this key was ever used. A key may move from the first table to the second in between."""
-    for table, its in ((INTENTS, INTENTS.c.retired.is_(None)), (SPENT, true())):
+    for table, its in ((INTENTS, INTENTS.c.retired.is_(None)), (USED_INTENT_KEYS, true())):
         found = select(literal(1)).where(table.c.kind == kind, table.c.key == key, its)
         if connection.scalar(found) is not None:
             return True
@@ -133,7 +142,9 @@ def _delete_episodes(connection: Connection, episodes: list[int]) -> int:
             return gone
     theirs = INTENTS.c.episode_id.in_(episodes)
     spent = select(INTENTS.c.kind, INTENTS.c.key).where(theirs, INTENTS.c.retired.is_(None))
-    connection.execute(upsert(connection, SPENT).from_select(["kind", "key"], spent).on_conflict_do_nothing())
+    connection.execute(
+        upsert(connection, USED_INTENT_KEYS).from_select(["kind", "key"], spent).on_conflict_do_nothing()
+    )
     gone += connection.execute(delete(INTENTS).where(theirs)).rowcount
     return gone + connection.execute(delete(EPISODES).where(EPISODES.c.episode_id.in_(episodes))).rowcount
 
@@ -142,7 +153,7 @@ def _unused_alerts(connection: Connection, before: float, limit: int) -> list[in
 
     newest = connection.scalar(select(func.max(ALERTS.c.alert_id)))
     found: list[int] = []
-    for state, until in (("refused", before), ("idle", before), ("abandoned", before - ABANDONED_S)):
+    for state, until in (("refused", before), ("ignored", before), ("abandoned", before - ABANDONED_S)):
         its = select(ALERTS.c.alert_id, ALERTS.c.received_at).where(ALERTS.c.state == state)
         oldest = connection.execute(its.order_by(ALERTS.c.alert_id).limit(limit))
         found += [row.alert_id for row in oldest if row.received_at < until and row.alert_id != newest]

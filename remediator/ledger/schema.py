@@ -23,7 +23,7 @@ EPISODES = Table(
     Column("attempt", ID),
     Column("alerted_at", Float),  # arrival of its first alert
     Column("opened_at", Float, nullable=False),
-    Column("would_act", Boolean, nullable=False),  # a dry run recorded its action
+    Column("dry_run_recorded", Boolean, nullable=False),  # a dry run recorded its action
     Column("asked", String),  # incarnation that approval was last asked for
     Column("closed_at", Float),
     Column("outcome", String),
@@ -57,7 +57,7 @@ ALERTS = Table(
     Column("labels", JSON, nullable=False),
     Column("annotations", JSON, nullable=False),
     Column("starts_at", String, nullable=False),
-    Column("state", String, nullable=False),  # new | linked | idle | refused | abandoned
+    Column("state", String, nullable=False),  # new | linked | ignored | refused | abandoned
     Column("reason", String),  # of remediator.reasons, if not processed
     Column("message", String),
     Column("episode_id", ForeignKey("episodes.episode_id")),
@@ -94,8 +94,8 @@ Index(
 )
 
 # Keys of deleted intents, which are never used again.
-SPENT = Table(
-    "spent",
+USED_INTENT_KEYS = Table(
+    "used_intent_keys",
     METADATA,
     Column("kind", String, primary_key=True),
     Column("key", String, primary_key=True),
@@ -159,7 +159,7 @@ EXECUTORS = Table(
     Column("pid", Integer, nullable=False),
     Column("armed", Boolean, nullable=False),
     Column("started_at", Float, nullable=False),
-    Column("beat_at", Float, nullable=False),
+    Column("heartbeat_at", Float, nullable=False),
     Column("errors", Integer, nullable=False),
     Column("workers", Integer),  # containers that its exporter watches
 )
@@ -186,14 +186,14 @@ ORDERS = Table(
 )
 
 
-COUNTS = Table(
-    "counts",
+COUNTERS = Table(
+    "counters",
     METADATA,
     Column("host", String, primary_key=True),
-    Column("what", String, primary_key=True),  # alerts | duplicates | episodes | took | intents | steps
-    Column("one", String, primary_key=True),  # outcome, kind or act
-    Column("two", String, primary_key=True),  # reason, trip, bound in seconds, stage or step
-    Column("times", BigInteger, nullable=False),
+    Column("name", String, primary_key=True),  # alerts | duplicates | episodes | took | intents | steps
+    Column("label_1", String, primary_key=True),  # outcome, kind or act
+    Column("label_2", String, primary_key=True),  # reason, trip, bound in seconds, stage or step
+    Column("value", BigInteger, nullable=False),
     Column("sum_s", Float, nullable=False),
 )
 

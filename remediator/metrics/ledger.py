@@ -231,12 +231,12 @@ class LedgerCollector(Collector):
     def _executor(self, totals: Totals, now: float) -> Iterator[Metric]:
         if totals.executor is None:
             return
-        _, beat_at, errors = totals.executor
+        _, heartbeat_at, errors = totals.executor
         armed = SERIES.gauge("gpuwarden_remediator_armed")
         for remedy in sorted(REMEDIES):
             armed.add_metric((remedy,), float(totals.orders.armed(host=self._host, remedy=remedy)))
         yield armed
-        yield SERIES.gauge("gpuwarden_remediator_executor_heartbeat_age_seconds", max(0.0, now - beat_at))
+        yield SERIES.gauge("gpuwarden_remediator_executor_heartbeat_age_seconds", max(0.0, now - heartbeat_at))
         yield SERIES.counter("gpuwarden_remediator_executor_errors_total", errors)
 
 

@@ -46,7 +46,7 @@ def decide(facts: Facts) -> Step:
     message = f"no sign of {facts.episode.host} for {bound_s:.0f} s or longer: {_describe_jobs(due)}"
     if facts.armed:
         return Lose(jobs=due, message=f"{message}; marked lost, not requeued: they may still run")
-    if facts.episode.would_act:
+    if facts.episode.dry_run_recorded:
         return Wait(reason=Reason.DRY_RUN, message="dry run: would hold its jobs")
     return WouldAct(message=f"would hold its jobs as those of a lost host: {message}")
 

@@ -116,7 +116,7 @@ def _begin(facts: Facts, condition: Condition, container: ContainerState, seen: 
         message = f"container {container.name} is paused: unpause it first"
         return restart.wait_for_evidence(facts, Reason.CONTAINER_PAUSED, message)
     if not facts.armed:
-        if facts.episode.would_act:
+        if facts.episode.dry_run_recorded:
             return Wait(reason=Reason.DRY_RUN, message="dry run: would act")
         return WouldAct(message=f"would stop {container.name} and start it: {figures}")
     return Begin(

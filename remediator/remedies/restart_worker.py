@@ -123,7 +123,7 @@ def _consider(facts: Facts) -> Step:
     if (unfit := _check_container(facts, container, evidence)) is not None:
         return unfit
     if not facts.armed:
-        if episode.would_act:
+        if episode.dry_run_recorded:
             return Wait(reason=Reason.DRY_RUN, message="dry run: would act")
         actions = "settle and leave it down" if container.left_down else f"stop {container.name}, settle and start"
         return WouldAct(message=f"would fence job {episode.job_id}, {actions}: {found.message}")

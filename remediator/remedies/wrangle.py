@@ -85,7 +85,7 @@ def decide(facts: Facts) -> Step:
         )
     if facts.armed:
         return verdict
-    if facts.episode.would_act:
+    if facts.episode.dry_run_recorded:
         message = f"dry run: would {verdict.deed}"
         return Wait(reason=Reason.DRY_RUN, message=message, about=verdict.deed)
     return WouldAct(message=f"would {verdict.deed}: {verdict.message}")

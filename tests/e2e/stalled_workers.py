@@ -238,7 +238,7 @@ class StalledWorker:
             job=self.store.job(JOB),
             sibling=self.store.job(SIBLING),
             run_state=self.store.runs.state(RUN),
-            events=self.store.outbox.dispatch_events(JOB),
+            events=self.store.outbox.events_of(JOB),
             intents=[(kind, stage) for kind, stage in intents],
             episodes=self.ledger.reports.newest(),
             captures=self.ledger.captures.of_episode(1),

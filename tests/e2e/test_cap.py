@@ -71,10 +71,10 @@ def test_three_stalls_requeue_the_job_and_the_fourth_fails_it(ended: Stage) -> N
 
 @pytest.mark.behaviour("A10")
 def test_failed_event_is_written_once_and_fails_the_run(ended: Stage) -> None:
-    assert ended.store.outbox.dispatch_events(1) == ["failed", "run_failed"]
+    assert ended.store.outbox.events_of(1) == ["failed", "run_failed"]
     assert ended.store.runs.state("doomed") == "failed"
     assert ended.store.job(2).state is State.CANCELLED
-    assert ended.store.outbox.dispatch_events(2) == ["cancelled"]
+    assert ended.store.outbox.events_of(2) == ["cancelled"]
 
 
 @pytest.mark.behaviour("A17")

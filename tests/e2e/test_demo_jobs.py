@@ -107,7 +107,7 @@ def test_requeue_raises_the_priority_counts_a_retry_and_writes_no_event(played: 
     job = played.scene.store.job(played.of("hangs at step 5").job_id)
 
     assert (job.priority, job.watchdog_retries, job.attempt) == (10, 1, 2)
-    assert played.scene.store.outbox.dispatch_events(job.job_id) == ["completed", "run_completed"]
+    assert played.scene.store.outbox.events_of(job.job_id) == ["completed", "run_completed"]
     assert played.scene.store.runs.state("run-hangs at step 5") == "completed"
 
 

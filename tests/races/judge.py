@@ -224,7 +224,7 @@ class Judge:
                 self._check_change(before[job_id], row, actor)
         self._check_quarantine(gpus, actor)
         events: dict[int, list[str]] = {}
-        for job_id, kind in see.execute("SELECT job_id, kind FROM dispatch_events").fetchall():
+        for job_id, kind in see.execute("SELECT job_id, kind FROM outbox_events").fetchall():
             if not kind.startswith("run_"):
                 events.setdefault(job_id, []).append(kind)
         for job_id, row in rows.items():

@@ -273,7 +273,7 @@ def episode(free: Intent | None = None, settle: Intent | None = None, **changed:
         attempt=1,
         free=free,
         settle=settle,
-        would_act=False,
+        dry_run_recorded=False,
     )
     return replace(default, **changed)
 
@@ -311,7 +311,7 @@ def host(*jobs: HeldJob, **changed: Any) -> HostFacts:
     return replace(default, **changed)
 
 
-def host_facts(*jobs: HeldJob, firing: bool = True, would_act: bool = False, **changed: Any) -> Facts:
+def host_facts(*jobs: HeldJob, firing: bool = True, dry_run_recorded: bool = False, **changed: Any) -> Facts:
     """As `facts`, for a silent host. Other keywords change its `HostFacts`."""
     general = {name: changed.pop(name) for name in ("armed", "host", "unknown") if name in changed}
     about = episode(
@@ -324,7 +324,7 @@ def host_facts(*jobs: HeldJob, firing: bool = True, would_act: bool = False, **c
         job_id=None,
         attempt=None,
         firing=firing,
-        would_act=would_act,
+        dry_run_recorded=dry_run_recorded,
     )
     default = facts(
         episode=about, evidence=None, container=None, container_known=False, job=None, host=host(*jobs, **changed)
@@ -332,7 +332,7 @@ def host_facts(*jobs: HeldJob, firing: bool = True, would_act: bool = False, **c
     return replace(default, **general)
 
 
-def run_facts(tally: RunTally | None, *, firing: bool = True, would_act: bool = False, **changed: Any) -> Facts:
+def run_facts(tally: RunTally | None, *, firing: bool = True, dry_run_recorded: bool = False, **changed: Any) -> Facts:
     """As `facts`, for run r1 on box1. Other keywords change its `RunFacts`."""
     general = {name: changed.pop(name) for name in ("armed", "limits", "run", "unknown") if name in changed}
     about = episode(
@@ -345,7 +345,7 @@ def run_facts(tally: RunTally | None, *, firing: bool = True, would_act: bool = 
         job_id=None,
         attempt=None,
         firing=firing,
-        would_act=would_act,
+        dry_run_recorded=dry_run_recorded,
     )
     found = replace(RunFacts(tally=tally, decided=False, done=False), **changed)
     default = facts(episode=about, evidence=None, container=None, container_known=False, job=None, run=found)

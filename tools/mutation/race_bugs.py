@@ -93,7 +93,7 @@ def ignore_attempt_in_results(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lock_worker_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retire a worker by name, which locks its next incarnation."""
-    retired = WORKERS.c.retired.is_not(None)
+    retired = WORKERS.c.retired_incarnation.is_not(None)
 
     def over(host: str, worker: str, incarnation: str) -> Any:
         replaced = WORKERS.c.incarnation != incarnation

@@ -34,7 +34,7 @@ from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.items import items
 from gpuwarden.queue.items.tally import RunTally, WorkerTally
 from gpuwarden.queue.models import BlockedError, SpentError, SubmissionError
-from gpuwarden.queue.schema import BARRED, ITEM_OUTCOMES, JOBS, QUEUE, RUNS, WORKERS
+from gpuwarden.queue.schema import ITEM_OUTCOMES, JOBS, QUEUE, RUN_EXCLUSIONS, RUNS, WORKERS
 
 HAND_OVER_S: Final = 3 * HEARTBEAT_S
 """How long a job stays fenced or held after it leaves a connected worker, seconds."""
@@ -103,15 +103,15 @@ class ItemFailures(QueueBase):
                 return False
             before = _migrations(connection, run_id)
             tried = select(ITEM_OUTCOMES.c.host, ITEM_OUTCOMES.c.worker).where(
-                ITEM_OUTCOMES.c.run_id == run_id, ITEM_OUTCOMES.c.outcome != ItemOutcome.FORGIVEN
+                ITEM_OUTCOMES.c.run_id == run_id, ITEM_OUTCOMES.c.outcome != ItemOutcome.CLEARED
             )
-            kept = select(BARRED.c.host, BARRED.c.worker).where(BARRED.c.run_id == run_id)
+            kept = select(RUN_EXCLUSIONS.c.host, RUN_EXCLUSIONS.c.worker).where(RUN_EXCLUSIONS.c.run_id == run_id)
             barred = {(row.host, row.worker) for row in connection.execute(kept)}
             new = {(host, worker), *((row.host, row.worker) for row in connection.execute(tried.distinct()))} - barred
-            its = {"run_id": run_id, "migration": before + 1, "at": now, "barred_by": who, "reason": reason}
+            its = {"run_id": run_id, "migration": before + 1, "at": now, "excluded_by": who, "reason": reason}
             rows = [{**its, "host": each[0], "worker": each[1]} for each in sorted(new)]
             if rows:  # empty if the worker was barred already
-                connection.execute(insert(BARRED), rows)
+                connection.execute(insert(RUN_EXCLUSIONS), rows)
             _take_from(connection, run_id, host, worker, reason, now)
             items.try_again(connection, run_id, true(), now)
             notify_after_commit(connection, QUEUE.channel)
@@ -157,7 +157,7 @@ class ItemFailures(QueueBase):
                 refuse_while_held(row, now)
             items.try_again(connection, run_id, true(), now)
             items.forgive(connection, run_id, true())
-            connection.execute(delete(BARRED).where(BARRED.c.run_id == run_id))
+            connection.execute(delete(RUN_EXCLUSIONS).where(RUN_EXCLUSIONS.c.run_id == run_id))
             connection.execute(update(RUNS).where(RUNS.c.run_id == run_id).values(forgiven_at=now, forgiven_by=who))
             spent = JOBS.c.attempt >= JOBS.c.attempts_max
             values: dict[str, Any] = {
@@ -261,7 +261,7 @@ def _items(outcome: ItemOutcome) -> ColumnElement[int]:
 
 
 def _migrations(connection: Connection, run_id: str) -> int:
-    newest = select(func.max(BARRED.c.migration)).where(BARRED.c.run_id == run_id)
+    newest = select(func.max(RUN_EXCLUSIONS.c.migration)).where(RUN_EXCLUSIONS.c.run_id == run_id)
     return int(connection.scalar(newest) or 0)
 
 

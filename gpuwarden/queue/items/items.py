@@ -40,9 +40,9 @@ class Items(QueueBase):
                 return 0  # do not open a run for nothing
         with writing(self._engine) as connection:
             runs.open_run(connection, run_id, now)
-            last = connection.scalar(select(func.max(ITEMS.c.place)).where(ITEMS.c.run_id == run_id)) or 0
+            last = connection.scalar(select(func.max(ITEMS.c.position)).where(ITEMS.c.run_id == run_id)) or 0
             rows = [
-                {"run_id": run_id, "item": item, "place": last + n, "state": ItemState.PENDING, "changed_at": now}
+                {"run_id": run_id, "item": item, "position": last + n, "state": ItemState.PENDING, "changed_at": now}
                 for n, item in enumerate(names, 1)
             ]
             known = set(connection.scalars(select(ITEMS.c.item).where(ITEMS.c.run_id == run_id)))
@@ -128,15 +128,15 @@ class Items(QueueBase):
             names = _reset(connection, failed, run_id, now)
             for name in names:
                 past = and_(ITEM_OUTCOMES.c.run_id == run_id, ITEM_OUTCOMES.c.item == name)
-                connection.execute(update(ITEM_OUTCOMES).where(past).values(outcome=ItemOutcome.FORGIVEN))
+                connection.execute(update(ITEM_OUTCOMES).where(past).values(outcome=ItemOutcome.CLEARED))
             return len(names)
 
     def of_run(self, run_id: str) -> list[Item]:
         """A run's items in order."""
-        found = select(ITEMS, _is_held().label("held")).where(ITEMS.c.run_id == run_id).order_by(ITEMS.c.place)
+        found = select(ITEMS, _is_held().label("held")).where(ITEMS.c.run_id == run_id).order_by(ITEMS.c.position)
         with reading(self._engine) as connection:
             return [
-                to_item(row) if row.held or row.state != ItemState.TAKEN else _without_holder(to_item(row))
+                to_item(row) if row.held or row.state != ItemState.CLAIMED else _without_holder(to_item(row))
                 for row in connection.execute(found)
             ]
 
@@ -154,7 +154,7 @@ def try_again(connection: Connection, run_id: str, whose: ColumnElement[bool], n
 
 def forgive(connection: Connection, run_id: str, whose: ColumnElement[bool]) -> None:
     """Stop counting the failures that match `whose`."""
-    connection.execute(update(ITEM_OUTCOMES).where(_is_failed(run_id), whose).values(outcome=ItemOutcome.FORGIVEN))
+    connection.execute(update(ITEM_OUTCOMES).where(_is_failed(run_id), whose).values(outcome=ItemOutcome.CLEARED))
 
 
 def _is_failed(run_id: str) -> ColumnElement[bool]:
@@ -162,7 +162,7 @@ def _is_failed(run_id: str) -> ColumnElement[bool]:
 
 
 def _reset(connection: Connection, failed: Sequence[ColumnElement[bool]], run_id: str, now: float) -> list[str]:
-    names = list(connection.scalars(select(ITEMS.c.item).where(*failed).order_by(ITEMS.c.place).with_for_update()))
+    names = list(connection.scalars(select(ITEMS.c.item).where(*failed).order_by(ITEMS.c.position).with_for_update()))
     for name in names:
         connection.execute(_transition(ItemMove.RESET, run_id, name, reason=None, changed_at=now))
     return names
@@ -170,7 +170,7 @@ def _reset(connection: Connection, failed: Sequence[ColumnElement[bool]], run_id
 
 def _find_item_of(connection: Connection, job: Any) -> str | None:
     """The item that this attempt already has."""
-    its = and_(ITEMS.c.run_id == job.run_id, ITEMS.c.state == ItemState.TAKEN, *_by(job.job_id, job.attempt))
+    its = and_(ITEMS.c.run_id == job.run_id, ITEMS.c.state == ItemState.CLAIMED, *_by(job.job_id, job.attempt))
     item: str | None = connection.scalar(select(ITEMS.c.item).where(its).limit(1))
     return item
 
@@ -187,7 +187,7 @@ def _take(connection: Connection, job: Any) -> str | None:
     # One query each, so that the database does not read all pending items.
     for choice in (and_(pending, not_(mine)), and_(left_behind, not_(mine)), or_(pending, left_behind)):
         this = ITEMS.c.run_id == job.run_id
-        first = select(ITEMS.c.item).where(this, choice).order_by(ITEMS.c.place).limit(TAKE_TRIES_MAX)
+        first = select(ITEMS.c.item).where(this, choice).order_by(ITEMS.c.position).limit(TAKE_TRIES_MAX)
         for item in connection.scalars(first):
             one = select(ITEMS.c.item).where(this, ITEMS.c.item == item, or_(pending, left_behind))
             # Check again with the row locked: on PostgreSQL the first SELECT may predate another worker's claim.
@@ -221,7 +221,7 @@ def _is_held() -> ColumnElement[bool]:
     job = JOBS.alias("holder")
     at_it = sql.is_in({State.RUNNING, State.FENCING, State.HOST_LOST}, job)
     return and_(
-        ITEMS.c.state == ItemState.TAKEN,
+        ITEMS.c.state == ItemState.CLAIMED,
         exists().where(job.c.job_id == ITEMS.c.job_id, job.c.attempt == ITEMS.c.attempt, at_it).correlate(ITEMS),
     )
 

@@ -63,7 +63,7 @@ KILLS: Final = (
     twice("ledger: saw capture", "queue: jobs fencing, workers"),
     twice("ledger: did fence", "ledger: decided stop"),
     twice("ledger: saw free: dead"),
-    twice("queue: jobs queued, avoided", "ledger: saw settle: done"),
+    twice("queue: jobs queued, job_gpu_avoidance", "ledger: saw settle: done"),
     twice("ledger: decided start", "ledger: saw free: done"),
     twice("docker stop", "docker start"),
     ("asked docker stop", "asked docker start"),
@@ -74,7 +74,7 @@ KILLS: Final = (
     ("after ledger: did stop", f"after {CLOSE}"),
 )
 KILLS_AT_THE_CAP: Final = (
-    twice("queue: jobs failed, dispatch_events", "queue: runs failed, dispatch_events, jobs cancelled"),
+    twice("queue: jobs failed, outbox_events", "queue: runs failed, outbox_events, jobs cancelled"),
     ("before ledger: did fail",),
     ("after ledger: did fail",),
 )
@@ -86,7 +86,7 @@ FAILED: Final = tuple(Case(kills=kills, retries_max=0) for kills in KILLS_AT_THE
 WORKERS: Final = {case: f"gpuwarden-killed-{number}" for number, case in enumerate((*REQUEUED, *FAILED))}
 DAILY: Final = {
     Case(kills=twice("docker stop", "docker start")),
-    Case(kills=twice("queue: jobs queued, avoided", "ledger: saw settle: done")),
+    Case(kills=twice("queue: jobs queued, job_gpu_avoidance", "ledger: saw settle: done")),
     *(Case(kills=(f"{when} ledger: did fail",), retries_max=0) for when in ("before", "after")),
 }
 """Ten points, around each act and each end of a job. The nightly run has all points."""
@@ -229,8 +229,8 @@ UNRECORDED: Final = {
 """Done but not recorded, because the executor died after the act. The next one sees that it is done."""
 
 ALREADY_SETTLED: Final = {
-    *("after queue: jobs queued, avoided", "before ledger: did requeue"),
-    *("after queue: jobs failed, dispatch_events", "before ledger: did fail"),
+    *("after queue: jobs queued, job_gpu_avoidance", "before ledger: did requeue"),
+    *("after queue: jobs failed, outbox_events", "before ledger: did fail"),
 }
 """The job was settled, but the ledger has no record: the next executor finds it settled."""
 

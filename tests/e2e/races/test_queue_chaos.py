@@ -130,12 +130,12 @@ def remove_job(manipulated: Manipulated) -> None:
 
 
 def remove_event(manipulated: Manipulated) -> None:
-    manipulated.sql("DELETE FROM dispatch_events WHERE job_id = ? AND kind = 'completed'", manipulated.completed_job())
+    manipulated.sql("DELETE FROM outbox_events WHERE job_id = ? AND kind = 'completed'", manipulated.completed_job())
 
 
 def change_event(manipulated: Manipulated) -> None:
     job = manipulated.completed_job()
-    manipulated.sql("UPDATE dispatch_events SET kind = 'failed' WHERE job_id = ? AND kind = 'completed'", job)
+    manipulated.sql("UPDATE outbox_events SET kind = 'failed' WHERE job_id = ? AND kind = 'completed'", job)
 
 
 def set_job_running(manipulated: Manipulated) -> None:

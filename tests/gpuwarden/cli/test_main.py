@@ -156,7 +156,7 @@ def test_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str) -
         "payload": {"prompt": "a cat"}, "budget_s": 60.0, "stall_timeout_s": 0.0, "steps_total": 20,
         "state": "queued", "priority": 5, "attempt": 0, "attempts_max": 4, "watchdog_retries": 0, "reclaims": 0,
         "claimed_by": None, "host": None, "worker": None, "lease_expires_at": None, "reason": None,
-        "asked_budget_s": 60.0, "needs": 0, "pending": 0, "gang": None, "rank": 0, "ranks": 1, "inputs": {},
+        "submitted_budget_s": 60.0, "needs": 0, "pending": 0, "gang": None, "rank": 0, "ranks": 1, "inputs": {},
         "claimed_at": None, "ended_at": None, "result": None, "progress": None,
         "submitted_at": pytest.approx(time.time(), abs=60), "queued_at": first["submitted_at"],
     }  # fmt: skip

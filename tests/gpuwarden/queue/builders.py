@@ -34,15 +34,15 @@ _REFUSALS = {
     (
         "sqlite",
         "INSERT",
-    ): "CREATE TRIGGER refusal BEFORE INSERT ON dispatch_events BEGIN SELECT RAISE(ABORT, 'refusal'); END",
+    ): "CREATE TRIGGER refusal BEFORE INSERT ON outbox_events BEGIN SELECT RAISE(ABORT, 'refusal'); END",
     (
         "sqlite",
         "UPDATE",
-    ): "CREATE TRIGGER refusal BEFORE UPDATE ON dispatch_events BEGIN SELECT RAISE(ABORT, 'refusal'); END",
+    ): "CREATE TRIGGER refusal BEFORE UPDATE ON outbox_events BEGIN SELECT RAISE(ABORT, 'refusal'); END",
     ("sqlite", ""): "DROP TRIGGER refusal",
-    ("postgresql", "INSERT"): "ALTER TABLE dispatch_events ADD CONSTRAINT refusal CHECK (kind <> 'failed')",
-    ("postgresql", "UPDATE"): "ALTER TABLE dispatch_events ADD CONSTRAINT refusal CHECK (consumed_at IS NULL)",
-    ("postgresql", ""): "ALTER TABLE dispatch_events DROP CONSTRAINT refusal",
+    ("postgresql", "INSERT"): "ALTER TABLE outbox_events ADD CONSTRAINT refusal CHECK (kind <> 'failed')",
+    ("postgresql", "UPDATE"): "ALTER TABLE outbox_events ADD CONSTRAINT refusal CHECK (run_failed_at IS NULL)",
+    ("postgresql", ""): "ALTER TABLE outbox_events DROP CONSTRAINT refusal",
 }
 
 

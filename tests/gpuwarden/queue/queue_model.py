@@ -49,7 +49,7 @@ class Task:
     priority: int
     attempts_max: int
     needs: frozenset[JobId]
-    asked_budget_s: float | None
+    submitted_budget_s: float | None
     budget_s: float
     state: State
     queued_at: float | None
@@ -62,7 +62,7 @@ class Task:
     claimed_at: float | None = None
     result: Any = None
     gang: JobId | None = None
-    recalled: bool = False
+    requeued_with_ranks: bool = False
     avoided: dict[tuple[str, str, str], float] = field(default_factory=dict)
 
 
@@ -73,8 +73,8 @@ class Row:
     queue: str
     incarnation: str
     last_seen_at: float
-    retired: str | None = None
-    draining: str | None = None
+    retired_incarnation: str | None = None
+    draining_incarnation: str | None = None
     locked: bool = False
 
 
@@ -170,12 +170,12 @@ class Records:
     def recall(self, queued: Iterable[Task], now: float, *, retries: int = 0) -> None:
         """Requeue the other ranks of requeued jobs. Fenced ones follow when they are settled."""
         back = [job for job in queued if job.gang is not None and job.state is State.QUEUED]
-        gangs = {job.gang for job in back if not job.recalled}
+        gangs = {job.gang for job in back if not job.requeued_with_ranks}
         for job in back:
-            job.recalled = False
+            job.requeued_with_ranks = False
         for job in [each for each in self.jobs.values() if each.gang in gangs]:
             if job.state is State.FENCING:
-                job.recalled = True
+                job.requeued_with_ranks = True
                 self.happened["recalled while it is fenced"] += 1
             elif job.state is State.QUEUED:
                 job.priority = self._again(job)
@@ -283,7 +283,7 @@ class Submissions(_Part):
                 priority=submission.priority,
                 attempts_max=submission.attempts_max,
                 needs=needs,
-                asked_budget_s=submission.budget_s,
+                submitted_budget_s=submission.budget_s,
                 budget_s=self._state.budget_s(submission.queue, job_class, submission.budget_s) or 0.0,
                 state=State.WAITING if waits else State.QUEUED,
                 queued_at=None if waits else now,
@@ -350,7 +350,7 @@ class Claims(_Part):
             self._state.happened["refused: replaced"] += 1
             raise ReplacedError
         mine = [job for job in self._state.held_by(place) if job.holder == incarnation]
-        if row is not None and row.draining == incarnation and not mine:
+        if row is not None and row.draining_incarnation == incarnation and not mine:
             self._state.happened["refused: drained"] += 1
             raise DrainedError
         if mine:
@@ -364,13 +364,13 @@ class Claims(_Part):
             job = found
             self._state.move(job, Move.CLAIM)
             job.attempt, job.holder, job.place, job.claimed_at = job.attempt + 1, incarnation, place, now
-            job.budget_s = self._state.budget_s(queue, job.job_class, job.asked_budget_s) or job.budget_s
+            job.budget_s = self._state.budget_s(queue, job.job_class, job.submitted_budget_s) or job.budget_s
             self._state.happened["claimed"] += 1
             if job.needs:
                 self._state.happened["claimed with needs"] += 1
             if len(job.needs) > 1:
                 self._state.happened["claimed with several needs"] += 1
-            if job.asked_budget_s is None and job.budget_s != job.job_class.budget_s:
+            if job.submitted_budget_s is None and job.budget_s != job.job_class.budget_s:
                 self._state.happened["budget of the queue"] += 1
         job.lease = now + LEASE_S
         for each in self._state.ranks_of(job):
@@ -478,7 +478,7 @@ class Claims(_Part):
         return True
 
     def _over(self, row: Row, incarnation: str) -> bool:
-        return row.incarnation != incarnation or row.retired == incarnation
+        return row.incarnation != incarnation or row.retired_incarnation == incarnation
 
     def _touch(self, place: Place, queue: str, incarnation: str, now: float) -> None:
         row = self._state.workers.setdefault(place, Row(queue=queue, incarnation=incarnation, last_seen_at=now))
@@ -506,7 +506,7 @@ class Claims(_Part):
         return self._avoids(job, place, now) and any(
             row.queue == job.queue
             and row.last_seen_at > now - FRESH_S
-            and row.incarnation not in (row.retired, row.draining)
+            and row.incarnation not in (row.retired_incarnation, row.draining_incarnation)
             and not row.locked
             and not self._avoids(job, other, now)
             and not self._in_quarantine(other)
@@ -526,7 +526,7 @@ class Fencing(_Part):
         job.lease = now + FENCE_S
         row = self._state.workers.get(job.place)
         if row is not None and row.incarnation == incarnation:
-            row.retired, row.last_seen_at = incarnation, now - GHOST_AGE_S
+            row.retired_incarnation, row.last_seen_at = incarnation, now - GHOST_AGE_S
         return True
 
     def hold_fence(self, job_id: JobId, *, attempt: int, now: float) -> bool:
@@ -670,7 +670,7 @@ class Admin(_Part):
     def drain(self, *, host: str, worker: str) -> bool:
         row = self._state.workers.get((host, worker))
         if row is not None:
-            row.draining = row.incarnation
+            row.draining_incarnation = row.incarnation
         return row is not None
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from gpuwarden.db.transactions import reading
 from gpuwarden.job import AVOID_S, Condition, JobId
 from gpuwarden.queue import JobStore, Slot
-from gpuwarden.queue.schema import AVOIDED
+from gpuwarden.queue.schema import GPU_AVOIDANCE
 from tests.gpuwarden.queue.builders import NOW, claim, fenced, register, stale, submit
 
 pytestmark = pytest.mark.both_databases
@@ -115,7 +115,7 @@ def test_sweep_deletes_only_expired_avoidances(store: JobStore) -> None:
 
 def avoided_rows(store: JobStore) -> int | None:
     with reading(store._engine) as connection:
-        return connection.scalar(select(func.count()).select_from(AVOIDED))
+        return connection.scalar(select(func.count()).select_from(GPU_AVOIDANCE))
 
 
 def test_avoided_slots_add_up_over_requeues(store: JobStore) -> None:

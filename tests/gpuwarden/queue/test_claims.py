@@ -111,7 +111,7 @@ def test_former_holder_is_refused_everything(store: JobStore, attempt: int, inca
     assert not store.claims.release(held.job_id, **stale, now=NOW)  # type: ignore[arg-type]
 
     assert store.job(held.job_id) == held
-    assert store.outbox.dispatch_events(held.job_id) == []
+    assert store.outbox.events_of(held.job_id) == []
     assert store.claims.complete(held.job_id, attempt=2, incarnation="i2", now=NOW + 50)
 
 
@@ -159,7 +159,7 @@ def test_completed_job_has_no_holder_and_one_event(store: JobStore) -> None:
 
     done = store.job(job.job_id)
     assert (done.state, done.claimed_by, done.worker, done.lease_expires_at) == (State.COMPLETED, None, None, None)
-    assert store.outbox.dispatch_events(job.job_id) == ["completed"]
+    assert store.outbox.events_of(job.job_id) == ["completed"]
     assert not store.claims.complete(job.job_id, attempt=1, incarnation="i1", now=NOW + 11)
 
 

@@ -22,7 +22,7 @@ def test_requeue_counts_one_retry_and_never_lowers_urgency(store: JobStore, prio
     assert (back.state, back.priority, back.watchdog_retries, back.reclaims) == (State.QUEUED, becomes, 1, 0)
     assert (back.claimed_by, back.host, back.worker, back.lease_expires_at) == (None, None, None, None)
     assert back.reason == "stall: requeued"
-    assert store.outbox.dispatch_events(job.job_id) == []
+    assert store.outbox.events_of(job.job_id) == []
     assert store.runs.state("r1") == "running"
 
 
@@ -96,7 +96,7 @@ def test_failed_job_is_final_and_has_one_event(store: JobStore) -> None:
 
     ended = store.job(job.job_id)
     assert (ended.state, ended.reason, ended.claimed_by) == (State.FAILED, "stall: at the cap", None)
-    assert store.outbox.dispatch_events(job.job_id) == ["failed"]
+    assert store.outbox.events_of(job.job_id) == ["failed"]
 
 
 def accept_events(store: JobStore) -> None:
@@ -115,7 +115,7 @@ def test_fenced_job_is_unchanged_if_its_event_cannot_be_written(store: JobStore)
     assert store.job(job.job_id) == before
     accept_events(store)
     assert store.fencing.fail(job.job_id, attempt=1, reason="stall", now=NOW + 2)
-    assert store.outbox.dispatch_events(job.job_id) == ["failed"]
+    assert store.outbox.events_of(job.job_id) == ["failed"]
 
 
 @pytest.mark.behaviour("A10")

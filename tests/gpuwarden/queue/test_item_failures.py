@@ -12,7 +12,7 @@ from gpuwarden.job import AVOID_S, LEASE_S, RECLAIMS_MAX, Condition, ItemOutcome
 from gpuwarden.queue import BlockedError, Job, JobStore, Slot, SpentError, Submission, SubmissionError
 from gpuwarden.queue.items.failures import HAND_OVER_S
 from gpuwarden.queue.items.tally import RunTally, WorkerTally
-from gpuwarden.queue.schema import BARRED, ITEM_OUTCOMES, ITEMS, JOBS, METADATA, WORKERS
+from gpuwarden.queue.schema import ITEM_OUTCOMES, ITEMS, JOBS, METADATA, RUN_EXCLUSIONS, WORKERS
 from tests.waiting import eventually, together
 
 pytestmark = pytest.mark.both_databases
@@ -159,7 +159,7 @@ def test_faulty_worker_is_locked_and_others_do_its_failed_items(store: JobStore)
     assert not finish(store, bad)
     while finish(store, good):
         pass
-    assert store.items.counts("r1") == {ItemState.DONE: 6, ItemState.TAKEN: 1}, "it may still be at that one"
+    assert store.items.counts("r1") == {ItemState.DONE: 6, ItemState.CLAIMED: 1}, "it may still be at that one"
     assert store.sweeps.reclaim_expired(now=LATER) == [bad.job_id]
     assert claim(store, 1, now=LATER) is None
     assert claimed(store, 3, now=LATER).job_id == bad.job_id
@@ -266,7 +266,9 @@ def test_all_tried_workers_are_barred_and_items_get_one_more_try(store: JobStore
     assert store.item_failures.migrate_run("r1", host="box1", worker="w2", still=still, **BY)
 
     with reading(store._engine) as connection:
-        rows = connection.execute(select(BARRED.c.worker, BARRED.c.migration, BARRED.c.barred_by)).all()
+        rows = connection.execute(
+            select(RUN_EXCLUSIONS.c.worker, RUN_EXCLUSIONS.c.migration, RUN_EXCLUSIONS.c.excluded_by)
+        ).all()
     assert sorted(map(tuple, rows)) == [("w1", 1, "ann@box1"), ("w2", 1, "ann@box1")]
     assert claim(store, 1) is None
     assert claim(store, 2) is None
@@ -278,9 +280,9 @@ def test_claim_from_before_the_bar_is_taken_without_another_move(store: JobStore
     start(store)
     job = claimed(store, 1)
     fail(store, job, times=6)
-    row = {"run_id": "r1", **W1, "migration": 1, "at": NOW, "barred_by": "ann@box1", "reason": ""}
+    row = {"run_id": "r1", **W1, "migration": 1, "at": NOW, "excluded_by": "ann@box1", "reason": ""}
     with writing(store._engine) as connection:
-        connection.execute(insert(BARRED).values(**row))
+        connection.execute(insert(RUN_EXCLUSIONS).values(**row))
 
     assert store.item_failures.migrate_run("r1", **W1, still=still, **BY)
 
@@ -560,7 +562,7 @@ def test_concurrent_actions_run_once(store: JobStore, act: str) -> None:
 
     assert sorted(map(bool, answers)) == [False, True], answers
     with reading(store._engine) as connection:
-        assert len(connection.execute(select(BARRED)).all()) == (act == "migrate")
+        assert len(connection.execute(select(RUN_EXCLUSIONS)).all()) == (act == "migrate")
         assert (connection.scalar(select(WORKERS.c.locked_at)) is not None) is (act == "lock")
 
 

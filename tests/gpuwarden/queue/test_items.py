@@ -61,7 +61,7 @@ def test_jobs_of_a_run_take_its_items_in_order(store: JobStore) -> None:
         Item(run_id="r1", item="b", state=ItemState.DONE, job_id=second.job_id, attempt=1, host="box1", worker="w2",
              reason=None, result=None),
     ]  # fmt: skip
-    assert store.items.counts("r1") == {ItemState.DONE: 2, ItemState.TAKEN: 1}
+    assert store.items.counts("r1") == {ItemState.DONE: 2, ItemState.CLAIMED: 1}
 
 
 def test_items_can_be_added_and_duplicates_are_ignored(store: JobStore) -> None:
@@ -82,7 +82,7 @@ def test_ended_attempt_keeps_its_results_and_takes_no_more(store: JobStore, end:
 
     if end == "requeued":
         assert store.fencing.fence(old.job_id, **by(old), condition=Condition.STALL)
-        assert states(store) == [ItemState.TAKEN, ItemState.PENDING]  # its process may still run
+        assert states(store) == [ItemState.CLAIMED, ItemState.PENDING]  # its process may still run
         assert not finish(store, old, "a")
         assert store.fencing.requeue(old.job_id, attempt=1, condition=Condition.STALL, now=NOW)
     elif end == "reclaimed":

@@ -124,7 +124,7 @@ def test_concurrent_sweeps_registrations_and_consumers_do_not_deadlock(store: Jo
         for job_id in ids:
             state = store.job(job_id).state
             assert state in (State.FAILED, State.CANCELLED)
-            assert [each for each in store.outbox.dispatch_events(job_id) if each != "run_failed"] == [state]
+            assert [each for each in store.outbox.events_of(job_id) if each != "run_failed"] == [state]
         store.sweeps.consume_events(now=NOW)
         assert store.job(other).state is State.QUEUED
 

@@ -238,7 +238,7 @@ class QueueMachine(RuleBasedStateMachine):
     def a_round_of_work(self, queue: str, loaded: str | None, restarts: bool, result: Any, ends: int) -> None:
         """Every worker claims, after a restart if it has ended, and some complete."""
         for place, row in self.model.state.workers.items():
-            if restarts and row.incarnation in (row.retired, row.draining):
+            if restarts and row.incarnation in (row.retired_incarnation, row.draining_incarnation):
                 self.register(place, queue, knows=True)
         self.works((loaded, ends), queue, result)
 
@@ -486,7 +486,7 @@ class QueueMachine(RuleBasedStateMachine):
         look = self.databases.see_queue.execute
         every = f"SELECT {', '.join(Row._fields)} FROM jobs"  # noqa: S608 - our own names
         rows = {row[0]: Row(*row) for row in look(every).fetchall()}
-        outbox = look("SELECT kind, job_id, attempt, run_id FROM dispatch_events ORDER BY event_id").fetchall()
+        outbox = look("SELECT kind, job_id, attempt, run_id FROM outbox_events ORDER BY event_id").fetchall()
         needs = look("SELECT job_id, needs_job_id FROM dependencies").fetchall()
         assert dict(look("SELECT run_id, state FROM runs").fetchall()) == self.model.state.runs
         assert rows.keys() == self.model.state.jobs.keys()
@@ -518,7 +518,7 @@ class Row(NamedTuple):
     needs: int
     pending: int
     gang: int | None
-    recalled: int
+    requeued_with_ranks: int
 
 
 def expected(job: Task, model: Model, found: Row) -> Row:
@@ -542,7 +542,7 @@ def expected(job: Task, model: Model, found: Row) -> Row:
         needs=len(job.needs),
         pending=found.pending if job.state in FINAL else model.state.pending(job),
         gang=job.gang,
-        recalled=found.recalled if job.state in FINAL else job.recalled,
+        requeued_with_ranks=found.requeued_with_ranks if job.state in FINAL else job.requeued_with_ranks,
     )
 
 

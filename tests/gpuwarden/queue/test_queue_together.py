@@ -39,9 +39,9 @@ OVER: Final = "('completed', 'failed', 'cancelled')"
 LAWS: Final = {
     "an ended job without one event of its end": f"""
         SELECT job_id FROM jobs WHERE state IN {OVER} AND 1 <> (
-            SELECT count(*) FROM dispatch_events e WHERE e.job_id = jobs.job_id AND e.kind = jobs.state)""",
+            SELECT count(*) FROM outbox_events e WHERE e.job_id = jobs.job_id AND e.kind = jobs.state)""",
     "an event of another end": f"""
-        SELECT job_id FROM jobs JOIN dispatch_events e USING (job_id) WHERE e.kind IN {OVER} AND e.kind <> state""",
+        SELECT job_id FROM jobs JOIN outbox_events e USING (job_id) WHERE e.kind IN {OVER} AND e.kind <> state""",
     "a wrong count of pending needs": f"""
         SELECT job_id FROM jobs WHERE state NOT IN {OVER} AND pending <> (
             SELECT count(*) FROM dependencies d JOIN jobs n ON n.job_id = d.needs_job_id
@@ -62,7 +62,7 @@ LAWS: Final = {
         SELECT job_id FROM jobs JOIN runs r USING (run_id) WHERE r.state <> 'running' AND jobs.state NOT IN {OVER}""",
     "an ended run without its event": """
         SELECT run_id FROM runs WHERE state <> 'running' AND NOT EXISTS (
-            SELECT 1 FROM dispatch_events e WHERE e.run_id = runs.run_id AND e.kind = 'run_' || runs.state)""",
+            SELECT 1 FROM outbox_events e WHERE e.run_id = runs.run_id AND e.kind = 'run_' || runs.state)""",
 }
 
 
@@ -274,7 +274,7 @@ def test_concurrent_use_does_not_block_and_all_adds_up(shared_store: JobStore) -
         assert together.did[act], f"no thread {act}"
     with reading(shared_store._engine) as connection:
         broken = {law: connection.execute(text(query)).all() for law, query in LAWS.items()}
-        events = connection.scalar(text("SELECT count(*) FROM dispatch_events")) or 0
+        events = connection.scalar(text("SELECT count(*) FROM outbox_events")) or 0
     assert {law: found for law, found in broken.items() if found} == {}
     for consumer, seen in together.seen.items():
         while together.read(consumer, 500):

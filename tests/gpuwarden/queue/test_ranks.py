@@ -63,14 +63,14 @@ def test_ranks_complete_with_the_last_one(store: JobStore) -> None:
 
     assert complete(store, jobs[1], result={"loss": 1})
     assert states(store) == [State.RUNNING, State.FINISHED, State.RUNNING]
-    assert store.outbox.dispatch_events(jobs[1].job_id) == []
+    assert store.outbox.events_of(jobs[1].job_id) == []
     assert not complete(store, jobs[1])
     assert complete(store, jobs[0])
     assert store.job(after).state is State.WAITING
     assert complete(store, jobs[2])
 
     assert states(store) == [State.COMPLETED] * 3
-    assert [store.outbox.dispatch_events(job.job_id) for job in jobs] == [["completed"]] * 3
+    assert [store.outbox.events_of(job.job_id) for job in jobs] == [["completed"]] * 3
     assert store.job(jobs[1].job_id).result == {"loss": 1}
     assert store.job(after).state is State.QUEUED
     assert set(store.runs.inputs(after)) == {job.job_id for job in jobs}

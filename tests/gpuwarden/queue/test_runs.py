@@ -72,7 +72,7 @@ def diamond(store: JobStore, **changed: Any) -> dict[str, JobId]:
 
 
 def kinds(store: JobStore, *ids: JobId) -> list[str]:
-    return [kind for each in ids for kind in store.outbox.dispatch_events(each)]
+    return [kind for each in ids for kind in store.outbox.events_of(each)]
 
 
 # --- dependencies
@@ -292,7 +292,7 @@ def test_ingest_queue_of_a_host_has_its_configured_budget(store: JobStore) -> No
 
     job = store.job(submit(store, queue="camera"))
 
-    assert (job.job_class, job.budget_s, job.asked_budget_s) == (JobClass.INGEST, 900, None)
+    assert (job.job_class, job.budget_s, job.submitted_budget_s) == (JobClass.INGEST, 900, None)
 
 
 @pytest.mark.behaviour("A1")

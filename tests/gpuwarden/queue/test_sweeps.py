@@ -52,7 +52,7 @@ def test_job_at_the_reclaim_cap_fails_with_its_event(store: JobStore) -> None:
     ended = store.job(job_id)
     assert (ended.state, ended.reason) == (State.FAILED, "lease expired, and all 10 reclaims are used")
     assert (ended.attempt, ended.reclaims, ended.watchdog_retries) == (11, 10, 0)
-    assert store.outbox.dispatch_events(job_id) == ["failed"]
+    assert store.outbox.events_of(job_id) == ["failed"]
     assert store.job(other).state is State.QUEUED
 
 
@@ -108,12 +108,12 @@ def test_lost_last_attempt_fails_the_job_with_one_event(store: JobStore, how: st
         store.claims.register("gpu", host="box1", worker="w1", incarnation=incarnation, now=NOW)
         job = store.claims.claim("gpu", host="box1", worker="w1", incarnation=incarnation, now=NOW)
         assert job is not None
-        assert store.outbox.dispatch_events(job_id) == []
+        assert store.outbox.events_of(job_id) == []
         lose(store, how, job, now=NOW)
 
     ended = store.job(job_id)
     assert (ended.state, ended.attempt, ended.reason, ended.claimed_by) == (State.FAILED, 3, reason, None)
-    assert store.outbox.dispatch_events(job_id) == ["failed"]
+    assert store.outbox.events_of(job_id) == ["failed"]
     assert store.claims.claim("gpu", host="box1", worker="w9", incarnation="i9", now=NOW) is None
     assert store.sweeps.consume_events(now=NOW) == 1
     assert store.runs.state("r1") == "failed"
@@ -126,7 +126,7 @@ def test_exhausted_job_is_not_requeued_but_can_be_failed(store: JobStore) -> Non
     assert store.job(job.job_id).state is State.FENCING
 
     assert store.fencing.fail(job.job_id, attempt=1, reason="stall: no attempt left", now=NOW)
-    assert store.outbox.dispatch_events(job.job_id) == ["failed"]
+    assert store.outbox.events_of(job.job_id) == ["failed"]
 
 
 def test_reclaims_and_registrations_share_a_cap(store: JobStore) -> None:
@@ -146,7 +146,7 @@ def test_reclaims_and_registrations_share_a_cap(store: JobStore) -> None:
     assert (ended.state, ended.reason) == (
         State.FAILED, "its worker was restarted, and all 10 reclaims are used"
     )  # fmt: skip
-    assert store.outbox.dispatch_events(job_id) == ["failed"]
+    assert store.outbox.events_of(job_id) == ["failed"]
 
 
 def test_sweep_is_bounded_and_the_next_one_takes_the_rest(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:

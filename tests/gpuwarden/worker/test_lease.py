@@ -241,7 +241,7 @@ def test_handler_that_turns_the_stop_into_an_error_is_not_failed(store: JobStore
         run_worker(store, reporter, body, stop=stop)
 
     assert store.job(job_id).state is State.QUEUED
-    assert store.outbox.dispatch_events(job_id) == []
+    assert store.outbox.events_of(job_id) == []
 
 
 def test_late_stop_keeps_the_result(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_failing_handler_fails_the_job(
         job_id = submit(store, do=do)
         eventually(reaches(store, job_id, State.FAILED), "the job has failed")
         assert store.job(job_id).reason == reason
-        assert store.outbox.dispatch_events(job_id) == ["failed"]
+        assert store.outbox.events_of(job_id) == ["failed"]
 
     assert process.poll() is None
 

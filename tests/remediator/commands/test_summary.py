@@ -22,7 +22,7 @@ def filled(ledger: Ledger, *, now: float = NOW) -> None:
     ledger.inbox.accept([*alerts, alert("w9", worker="w9", host="box2")], [], now=now)
     ledger.inbox.take_new(HOST, now=now)
     ledger.inbox.take_new("box2", now=now)
-    ledger.journal.would_act(1, "would stop c1: silent 130 s", now=now + 1)
+    ledger.journal.record_dry_run(1, "would stop c1: silent 130 s", now=now + 1)
     ledger.journal.wait(1, Wait(reason=Reason.DRY_RUN, message="dry run"), now=now + 1)
     ledger.journal.record(2, "did", "stop", "took 1 s", now=now + 2)
     ledger.journal.record(2, "failed", "start", "no", now=now + 3)

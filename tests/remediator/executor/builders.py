@@ -194,7 +194,7 @@ def assert_fixed_once(ledger: Ledger, store: JobStore, world: World, *, failed: 
     assert lines.count("did requeue") + lines.count("did fail") + lines.count("saw settle: done") == 1, lines
     if failed:
         assert (job.state, job.attempt, job.watchdog_retries) == (State.FAILED, 1, 0), lines
-        assert store.outbox.dispatch_events(1) == ["failed"], lines
+        assert store.outbox.events_of(1) == ["failed"], lines
     else:
         assert (job.state, job.attempt, job.watchdog_retries) == (State.QUEUED, 1, 1), lines
         assert claims(store, "w9") == 1

@@ -373,7 +373,7 @@ def test_concurrent_alerts_open_one_episode(ledger: Ledger, other: Ledger, monke
             found.append(before)
             sql(
                 ledger,
-                "INSERT INTO episodes (remedy, condition, host, subject, worker, opened_at, would_act) "
+                "INSERT INTO episodes (remedy, condition, host, subject, worker, opened_at, dry_run_recorded) "
                 "VALUES ('hold_lost_host', 'host_lost', 'box1', 'host', 'box1', 1.0, false)",
             )
         return before

@@ -94,7 +94,7 @@ def test_fourth_stall_fails_the_job_and_its_run(ledger: Ledger, store: JobStore)
 
     assert [journal(ledger, each)[6] for each in range(1, 5)] == ["did requeue"] * 3 + ["did fail"]
     assert store.job(job_id).state is State.FAILED
-    assert store.outbox.dispatch_events(job_id) == ["failed", "run_failed"]
+    assert store.outbox.events_of(job_id) == ["failed", "run_failed"]
     assert store.runs.state("r1") == "failed"
     assert store.job(sibling).state is State.CANCELLED
 

@@ -190,7 +190,7 @@ def test_episode_has_the_labels_of_its_alert(ledger: Ledger) -> None:
         "w1",
     )
     assert (episode.incarnation, episode.job_id, episode.attempt) == ("i1", 7, 1)
-    assert (episode.firing, episode.would_act, episode.free, episode.settle) == (True, False, None, None)
+    assert (episode.firing, episode.dry_run_recorded, episode.free, episode.settle) == (True, False, None, None)
 
 
 @pytest.mark.parametrize("text", [None, "", "-1", "7.0", "٧", "1e3", "9" * 19, "7; DROP TABLE jobs", " 7"])
@@ -226,8 +226,8 @@ def test_database_allows_one_open_episode_per_worker(ledger: Ledger) -> None:
     with pytest.raises(DatabaseError, match=r"UNIQUE|unique"):
         rows(
             ledger,
-            "INSERT INTO episodes (remedy, condition, host, worker, opened_at, would_act)"
-            " SELECT remedy, condition, host, worker, opened_at, would_act FROM episodes",
+            "INSERT INTO episodes (remedy, condition, host, worker, opened_at, dry_run_recorded)"
+            " SELECT remedy, condition, host, worker, opened_at, dry_run_recorded FROM episodes",
         )
 
 
@@ -348,7 +348,7 @@ def test_resolved_alert_opens_no_episode(ledger: Ledger) -> None:
     accept(ledger, alert("a", firing=False))
 
     assert ledger.episodes.list_open() == []
-    assert rows(ledger, "SELECT state, message FROM alerts") == [("idle", "no open episode")]
+    assert rows(ledger, "SELECT state, message FROM alerts") == [("ignored", "no open episode")]
 
 
 def test_listed_alerts_are_accepted_except_those_resolved_since(ledger: Ledger) -> None:
@@ -626,9 +626,9 @@ def test_age_of_a_stage_counts_from_its_first_entry(ledger: Ledger) -> None:
 def test_dry_run_is_marked_on_its_episode(ledger: Ledger) -> None:
     episode = opened(ledger)
 
-    ledger.journal.would_act(episode.episode_id, "would stop c1", now=NOW)
+    ledger.journal.record_dry_run(episode.episode_id, "would stop c1", now=NOW)
 
-    assert read(ledger, episode).would_act
+    assert read(ledger, episode).dry_run_recorded
     assert ledger.reports.totals(HOST).steps == {("would", "act"): 1}
 
 

@@ -177,7 +177,7 @@ def test_taken_alert_is_never_abandoned(ledger: Ledger) -> None:
 
     assert ledger.inbox.abandon(before=LATER, now=LATER) == {}
 
-    assert [state for _, state in states(ledger)] == ["linked", "idle"]
+    assert [state for _, state in states(ledger)] == ["linked", "ignored"]
 
 
 def test_abandoned_alert_is_deleted_after_another_month(ledger: Ledger) -> None:
@@ -305,7 +305,7 @@ def test_released_key_can_be_used_after_the_deletion(ledger: Ledger) -> None:
 
     (third,) = ledger.episodes.list_open()
     assert third.settle is not None
-    assert count(ledger, "spent") == 0
+    assert count(ledger, "used_intent_keys") == 0
 
 
 def test_episode_id_is_never_reused(ledger: Ledger) -> None:
@@ -337,7 +337,7 @@ def test_batch_is_within_its_limit(ledger: Ledger, monkeypatch: pytest.MonkeyPat
     assert max(sizes) <= 5 + 5 + 1
 
 
-@pytest.mark.parametrize("state", ["refused", "idle"])
+@pytest.mark.parametrize("state", ["refused", "ignored"])
 def test_number_of_alerts_without_effect_is_limited(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
@@ -383,7 +383,7 @@ def test_concurrent_deletions_delete_everything_once(ledger: Ledger, ledger_url:
     delete_all(ledger)
 
     assert count(ledger, "episodes") == 1
-    assert count(ledger, "spent") == 10
+    assert count(ledger, "used_intent_keys") == 10
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)

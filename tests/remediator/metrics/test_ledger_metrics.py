@@ -308,7 +308,7 @@ def history(ledger: Ledger) -> None:
     ledger.episodes.close(second.episode_id, Outcome.UNCONFIRMED, Reason.DONE, "", now=NOW + 5000)
     third = opened(ledger, worker="w4")
     assert begins(ledger, third, replace(BEGIN, free_key="another", settle_key=None), now=NOW)
-    ledger.journal.would_act(third.episode_id, "would", now=NOW)
+    ledger.journal.record_dry_run(third.episode_id, "would", now=NOW)
 
 
 def test_totals_count_every_record(ledger: Ledger) -> None:
@@ -382,7 +382,7 @@ def test_every_published_series_is_listed(ledger: Ledger) -> None:
     closed(ledger, received=NOW, at=NOW + 2)
     opened(ledger)
     assert begins(ledger, ledger.episodes.list_open()[-1], BEGIN, now=NOW)
-    ledger.journal.would_act(2, "would", now=NOW)
+    ledger.journal.record_dry_run(2, "would", now=NOW)
     ledger.journal.wait(2, Wait(reason=Reason.CIRCUIT_BREAKER, message="the circuit breaker is open"), now=NOW)
     ledger.executors.beat(host=HOST, pid=1, armed=True, started_at=NOW, errors=0, now=NOW)
     ledger.inbox.accept([alert()], [], now=NOW)

@@ -18,7 +18,7 @@ from gpuwarden.job import Condition
 from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.queue.counts import ClaimableJobs, Counts
 from gpuwarden.queue.open import existing
-from gpuwarden.queue.schema import DISPATCH_EVENTS
+from gpuwarden.queue.schema import OUTBOX_EVENTS
 from remediator.metrics import queue as queue_metrics
 from remediator.metrics.queue import SERIES, Histogram, QueueCollector
 from tests.asking import PLAIN
@@ -293,9 +293,9 @@ def test_event_committed_late_is_counted_once(store: JobStore, collector: QueueC
         return of(page(collector), "jobs_ended_total", queue="gpu", job_class="gpu", outcome="completed")
 
     with writing(store._engine) as late:
-        late.execute(insert(DISPATCH_EVENTS).values(job_id=1, **row))
+        late.execute(insert(OUTBOX_EVENTS).values(job_id=1, **row))
         with writing(store._engine) as early:
-            early.execute(insert(DISPATCH_EVENTS).values(job_id=2, **row))
+            early.execute(insert(OUTBOX_EVENTS).values(job_id=2, **row))
         assert completed() == 1
         assert completed() == 1
 
@@ -479,4 +479,4 @@ def test_scrape_writes_nothing_to_the_queue(store: JobStore, collector: QueueCol
 
         assert not changes.any()
     with writing(store._engine) as connection:
-        assert connection.scalar(text("SELECT count(*) FROM dispatch_events WHERE position IS NULL")) == 1
+        assert connection.scalar(text("SELECT count(*) FROM outbox_events WHERE position IS NULL")) == 1

@@ -49,7 +49,7 @@ WAITS: dict[str, tuple[Facts, Reason]] = {
     "it has no job": (host_facts(), Reason.NO_JOBS),
     "its jobs are held already": (host_facts(LOST, taken=True), Reason.JOBS_HELD),
     "one job is held, the other has a heartbeat": (host_facts(LOST, HEARTBEAT, taken=True), Reason.WORKERS_ALIVE),
-    "a recorded dry run": (host_facts(RUNS, armed=False, would_act=True), Reason.DRY_RUN),
+    "a recorded dry run": (host_facts(RUNS, armed=False, dry_run_recorded=True), Reason.DRY_RUN),
     "the alert ended without a heartbeat": (
         host_facts(LOST, firing=False, taken=True),
         Reason.JOBS_HELD,

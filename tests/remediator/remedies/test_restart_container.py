@@ -173,7 +173,7 @@ WAITS: dict[str, tuple[Facts, str]] = {
         Reason.NO_CONTAINER,
     ),
     "a recorded dry run": (
-        server_facts(armed=False, episode=server_episode(would_act=True)),
+        server_facts(armed=False, episode=server_episode(dry_run_recorded=True)),
         Reason.DRY_RUN,
     ),
 }

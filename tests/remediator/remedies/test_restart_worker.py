@@ -474,7 +474,7 @@ def test_resolved_alert_does_not_prevent_a_confirmed_restart() -> None:
 
 def test_dry_run_records_the_action_once_and_waits() -> None:
     first = decide(facts(armed=False))
-    then = decide(facts(armed=False, episode=episode(would_act=True)))
+    then = decide(facts(armed=False, episode=episode(dry_run_recorded=True)))
 
     assert isinstance(first, WouldAct)
     assert confirm(evidence(), Condition.STALL).message in first.message
@@ -483,7 +483,7 @@ def test_dry_run_records_the_action_once_and_waits() -> None:
 
 
 def test_armed_after_a_dry_run_it_acts() -> None:
-    assert isinstance(decide(facts(armed=True, episode=episode(would_act=True))), Begin)
+    assert isinstance(decide(facts(armed=True, episode=episode(dry_run_recorded=True))), Begin)
 
 
 # --- after the intent: fence, stop, exit, settle, start

@@ -97,7 +97,7 @@ def any_facts(draw: st.DrawFn) -> Facts:
             planned,
             None if planned is None else draw(st.none() | SETTLE),
             firing=draw(st.booleans()),
-            would_act=draw(st.booleans()),
+            dry_run_recorded=draw(st.booleans()),
             incarnation=draw(st.sampled_from(["i1", None])),
             condition=draw(st.sampled_from([Condition.STALL, Condition.STALL, *Condition])),
             conditions=frozenset(draw(st.sets(st.sampled_from(list(Condition)), max_size=2))),
@@ -201,7 +201,7 @@ def test_disarmed_remedy_only_waits_closes_or_records(known: Facts) -> None:
     step = decide(replace(known, armed=False))
 
     assert isinstance(step, Wait | Close | WouldAct)
-    assert not isinstance(step, WouldAct) or not known.episode.would_act
+    assert not isinstance(step, WouldAct) or not known.episode.dry_run_recorded
 
 
 @given(any_facts())

@@ -440,7 +440,7 @@ def test_remedy_has_the_name_of_the_rules_and_is_about_runs() -> None:
 def test_action_is_done_or_recorded_once(counts: RunTally, expected: type[Wrangle], deed: str, *, firing: bool) -> None:
     step = decide(run_facts(counts, firing=firing))
     would = decide(run_facts(counts, firing=firing, armed=False))
-    again = decide(run_facts(counts, firing=firing, armed=False, would_act=True))
+    again = decide(run_facts(counts, firing=firing, armed=False, dry_run_recorded=True))
 
     assert isinstance(step, expected)
     assert step == classify(counts, RULES)

@@ -480,7 +480,7 @@ def test_promtool_accepts_the_metrics(served: Served) -> None:
     served.post(payload(sent(), sent("b", host="box2")))
     served.ledger.inbox.take_new(HOST, now=1.0)
     served.ledger.executors.beat(host=HOST, pid=1, armed=True, started_at=1.0, errors=0, now=2.0)
-    served.ledger.journal.would_act(1, "would", now=3.0)
+    served.ledger.journal.record_dry_run(1, "would", now=3.0)
     page = httpx.get(f"{served.url}/metrics", trust_env=False, verify=PLAIN).text
 
     checked = subprocess.run(
@@ -749,7 +749,7 @@ def test_metrics_of_a_shared_ledger_count_the_own_host(shared: Served) -> None:
     shared.post(payload(sent("a"), sent("b", host="box2"), sent("c", host="box3")))
     shared.ledger.inbox.take_new(HOST, now=1.0)
     shared.ledger.inbox.take_new("box2", now=1.0)
-    shared.ledger.journal.would_act(1, "would", now=3.0)
+    shared.ledger.journal.record_dry_run(1, "would", now=3.0)
 
     assert shared.count("ledger_up") == 1
     assert shared.count("alerts_total", outcome="accepted", reason="") == 1

@@ -2,9 +2,9 @@
 
 from alembic import op
 
-from gpuwarden.queue.schema import METADATA
+from remediator.ledger.schema import METADATA
 
-revision = "0009"
+revision = "0016"
 down_revision = None
 
 

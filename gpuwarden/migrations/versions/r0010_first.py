@@ -2,9 +2,9 @@
 
 from alembic import op
 
-from remediator.ledger.schema import METADATA
+from gpuwarden.queue.schema import METADATA
 
-revision = "0015"
+revision = "0010"
 down_revision = None
 
 
