@@ -1,4 +1,4 @@
-"""`python -m tools.limits` lists files, classes and folders over a limit.
+"""`python -m tools.limits` lists files, classes, folders and names of tests over a limit.
 
 A file is counted in lines, a class in methods and assigned attributes, a folder in modules. Fields of dataclasses,
 pydantic models and settings and rules of hypothesis state machines do not count. `TOO_LARGE` lists accepted exceptions.
@@ -16,6 +16,9 @@ PRODUCT_LINES_MAX: Final = 600
 TEST_LINES_MAX: Final = 1000
 METHODS_MAX: Final = 25
 ATTRIBUTES_MAX: Final = 15
+TEST_NAME_MAX: Final = 80
+"""Characters."""
+
 MODULES_MAX: Final = 20
 """Modules in one folder, with `__init__.py`."""
 
@@ -51,6 +54,11 @@ def over_limits(root: Path, names: Iterable[str]) -> Iterator[tuple[str, str]]:
         if lines > most:
             yield name, f"{name}: {lines} lines, at most {most}: split it by topic"
         for node in ast.walk(ast.parse(source)):
+            if isinstance(node, _Function) and len(node.name) > TEST_NAME_MAX and node.name.startswith("test_"):
+                yield (
+                    f"{name} {node.name}",
+                    f"{name}: {node.name}: {len(node.name)} characters, at most {TEST_NAME_MAX}",
+                )
             if isinstance(node, ast.ClassDef):
                 yield from _over_class_limits(name, node)
     for folder, count in sorted(modules.items()):

@@ -28,8 +28,9 @@ def _over(root: Path, **files: str) -> list[str]:
         _class(methods=limits.METHODS_MAX),
         _class(attributes=limits.ATTRIBUTES_MAX),
         _class(fields=limits.ATTRIBUTES_MAX + 1),
+        f"def test_{'a' * (limits.TEST_NAME_MAX - 5)}() -> None: ...",
     ],
-    ids=["lines", "methods", "attributes", "declared fields"],
+    ids=["lines", "methods", "attributes", "declared fields", "name of a test"],
 )
 def test_module_within_the_limits_passes(tmp_path: Path, source: str) -> None:
     assert _over(tmp_path, module=source) == []
@@ -48,6 +49,14 @@ def test_module_over_a_limit_is_listed(tmp_path: Path, source: str, says: str) -
     (line,) = _over(tmp_path, module=source)
 
     assert line.startswith(says)
+
+
+def test_long_name_of_a_test_is_listed(tmp_path: Path) -> None:
+    name = f"test_{'a' * limits.TEST_NAME_MAX}"
+
+    assert _over(tmp_path, module=f"def {name}() -> None: ...") == [
+        f"module.py: {name}: {len(name)} characters, at most 80"
+    ]
 
 
 def test_test_module_may_be_longer(tmp_path: Path) -> None:
