@@ -99,7 +99,7 @@ class Journal(LedgerPart):
         message = storable(step.message[:MESSAGE_MAX])
         waits: dict[str, Any] = {"wait_reason": step.reason, "wait_message": message, "wait_since": now}
         if step.asks is not None:
-            waits["asked"] = step.asks
+            waits["approval_asked_for"] = step.asks
         with writing(self._engine) as connection:
             if connection.execute(its.values(waits)).rowcount or not once:
                 write(connection, self._host, episode_id, "decided", WAIT, step.message, now, reason=step.reason)

@@ -82,7 +82,7 @@ class OrderBook(LedgerPart):
                 raise NoApprovalAskedError(f"episode {episode_id} is closed ({row.outcome}: {row.message})")
             (held,) = (each for each in held_episodes(connection, row.host) if each.episode_id == episode_id)
             free = read_episode(connection, row).free
-            if row.asked is None or (free is not None and free.stage is not Stage.PLANNED):
+            if row.approval_asked_for is None or (free is not None and free.stage is not Stage.PLANNED):
                 waits = f"waits for something else ({held.reason}): {held.message}" if held.reason else "acts now"
                 raise NoApprovalAskedError(f"episode {episode_id} asks for no approval: it {waits}")
             order = Order(
@@ -94,7 +94,7 @@ class OrderBook(LedgerPart):
                 remedy=row.remedy,
                 until=until,
                 episode_id=episode_id,
-                key=row.asked,
+                key=row.approval_asked_for,
             )
             give(connection, self._host, order)
             return order, held.message

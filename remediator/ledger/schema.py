@@ -24,7 +24,7 @@ EPISODES = Table(
     Column("alerted_at", Float),  # arrival of its first alert
     Column("opened_at", Float, nullable=False),
     Column("dry_run_recorded", Boolean, nullable=False),  # a dry run recorded its action
-    Column("asked", String),  # incarnation that approval was last asked for
+    Column("approval_asked_for", String),  # incarnation that approval was last asked for
     Column("closed_at", Float),
     Column("outcome", String),
     Column("reason", String),

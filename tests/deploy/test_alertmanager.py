@@ -41,7 +41,7 @@ VRAM = {
     "host": "a",
     "gpu": "GPU-1",
 }
-BROKEN = {"alertname": "GpuwardenSomethingOfAGpu", "causes": "gpu", "host": "a", "gpu": "GPU-1"}
+BROKEN = {"alertname": "GpuwardenSomethingOfAGpu", "inhibits": "gpu", "host": "a", "gpu": "GPU-1"}
 WATCHDOG = {"alertname": "GpuwardenWatchdog", "severity": "none"}
 
 
@@ -226,7 +226,7 @@ def test_alerts_implied_by_a_lost_host_have_no_remedy() -> None:
 
 
 def test_only_a_lost_gpu_inhibits_other_gpu_alerts() -> None:
-    assert [rule["alert"] for rule in shipped_alerts() if "causes" in rule["labels"]] == ["GpuwardenGpuLost"]
+    assert [rule["alert"] for rule in shipped_alerts() if "inhibits" in rule["labels"]] == ["GpuwardenGpuLost"]
 
 
 def test_inhibited_alerts_reach_no_receiver_and_the_watchdog_reaches_both(tmp_path: Path) -> None:

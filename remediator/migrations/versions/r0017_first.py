@@ -4,7 +4,7 @@ from alembic import op
 
 from remediator.ledger.schema import METADATA
 
-revision = "0016"
+revision = "0017"
 down_revision = None
 
 
