@@ -59,8 +59,8 @@ INHIBITIONS: Final[list[dict[str, list[str]]]] = [
         "target_matchers": ['remedy=""', f'alertname=~"{"|".join(IMPLIED)}"'],
         "equal": ["host"],
     },
-    # A lost GPU explains its other alerts. The source alert has the label `inhibits="gpu"`. An alert about a working GPU
-    # must not have it: it would hide other alerts for weeks.
+    # A lost GPU explains its other alerts. The source alert has the label `inhibits="gpu"`. An alert about a working
+    # GPU must not have it: it would hide other alerts for weeks.
     {
         "source_matchers": ['inhibits="gpu"', 'gpu=~".+"'],
         "target_matchers": ['remedy=""', 'alertname=~"Gpuwarden.+"'],
