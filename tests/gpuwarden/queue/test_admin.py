@@ -287,8 +287,10 @@ def test_workers_are_listed_locked_and_drained_by_command(store: JobStore, cli: 
     submit(store)
     claim(store, "busy", incarnation="i-busy", now=now)
 
-    assert cli("worker", "lock", "locked", "--reason", "bad memory") == (0, "", "")
-    assert cli("worker", "drain", "draining") == (0, "", "")
+    assert cli("worker", "lock", "locked", "--reason", "bad memory") == (
+        0, "locked on box1 is locked: it finishes its job and claims no other\n", ""
+    )  # fmt: skip
+    assert cli("worker", "drain", "draining") == (0, "draining on box1 drains: it finishes its job, then ends\n", "")
     code, out, _ = cli("worker", "list")
 
     assert code == 0
@@ -297,9 +299,9 @@ def test_workers_are_listed_locked_and_drained_by_command(store: JobStore, cli: 
     assert "by ann@" in out
     assert ": bad memory" in out
     assert len(cli("worker", "list", "--json")[1].splitlines()) == 5
-    assert cli("worker", "list", "--host", "box2") == (0, "", "")
+    assert cli("worker", "list", "--host", "box2") == (0, "", "no workers are registered\n")
 
-    assert cli("worker", "unlock", "locked") == (0, "", "")
+    assert cli("worker", "unlock", "locked") == (0, "locked on box1 is unlocked: it claims jobs again\n", "")
     assert re.search(r"\n    unlocked \d+ s ago by ann@", cli("worker", "list")[1])
     assert cli("worker", "unlock", "locked") == (1, "", "gpuwarden worker: locked on box1 is not locked\n")
     assert cli("worker", "lock", "stranger")[0] == cli("worker", "drain", "stranger")[0] == 1
