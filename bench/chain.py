@@ -157,7 +157,7 @@ def _beat_at(path: Path, job_id: int) -> float:
         found = state_file.parse_job(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return 0.0
-    return found.beat.unix_s if (found.job_id, found.attempt) == (job_id, 1) and found.beat else 0.0
+    return found.step_beat.unix_s if (found.job_id, found.attempt) == (job_id, 1) and found.step_beat else 0.0
 
 
 def _time(url: str, query: str, number: int) -> float:

@@ -201,7 +201,7 @@ class Reporter:
             started=now,
             phase=Phase.LOAD,
             phase_started=now,
-            beat=None,
+            step_beat=None,
             step=0,
             steps_total=steps_total,
             step_mean_s=None,
@@ -222,7 +222,7 @@ class Reporter:
             if self._job is not None:
                 now = clock.stamp()
                 self._timing.enter(Phase.STEP)
-                self._job = replace(self._job, phase=Phase.STEP, phase_started=now, beat=now, timeout_s=None)
+                self._job = replace(self._job, phase=Phase.STEP, phase_started=now, step_beat=now, timeout_s=None)
                 self._publish_job()
 
     def phase(self, phase: Phase, *, timeout_s: float | None = None) -> None:
@@ -242,13 +242,13 @@ class Reporter:
             job = self._job
             if job is not None:
                 now = clock.stamp()
-                armed = job.beat is not None or phase == Phase.STEP
+                armed = job.step_beat is not None or phase == Phase.STEP
                 self._timing.enter(Phase(phase))
                 self._job = replace(
                     job,
                     phase=Phase(phase),
                     phase_started=now,
-                    beat=now if armed else None,
+                    step_beat=now if armed else None,
                     timeout_s=None if timeout_s is None else float(timeout_s),
                 )
                 self._publish_job()
@@ -274,10 +274,10 @@ class Reporter:
                 # A step from before `idle` does not end it.
                 if job is not None and (job.phase is not Phase.IDLE or now_s > self._idle_since_s):
                     # Steps of a load do not start the monitoring (A3).
-                    armed, now = job.beat is not None or job.phase is not Phase.LOAD, clock.stamp()
+                    armed, now = job.step_beat is not None or job.phase is not Phase.LOAD, clock.stamp()
                     if job.phase is Phase.IDLE:
                         job = replace(job, phase=Phase.STEP, phase_started=now, timeout_s=None)
-                    self._job = replace(job, beat=now if armed else None)
+                    self._job = replace(job, step_beat=now if armed else None)
                     self._publish_job()
             finally:
                 self._changing.release()

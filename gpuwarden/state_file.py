@@ -105,7 +105,7 @@ class LongStep:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFile:
-    """One attempt. `beat` is `None` until it is monitored (A3). Limits of 0 mean none.
+    """One attempt. `step_beat` is `None` until it is monitored (A3). Limits of 0 mean none.
 
     Args:
         timeout_s: its own limit in this phase, at least 30 s in effect.
@@ -125,7 +125,7 @@ class JobFile:
     started: Stamp
     phase: Phase
     phase_started: Stamp
-    beat: Stamp | None
+    step_beat: Stamp | None
     step: int
     steps_total: int | None
     step_mean_s: float | None
@@ -208,7 +208,7 @@ def parse_job(text: str) -> JobFile:
         started=fields.stamp("started"),
         phase=Phase(fields.choice("phase", Phase)),
         phase_started=fields.stamp("phase_started"),
-        beat=fields.stamp("beat") if fields.has("beat") else None,
+        step_beat=fields.stamp("step_beat") if fields.has("step_beat") else None,
         step=fields.count("step"),
         steps_total=fields.count("steps_total") if fields.has("steps_total") else None,
         step_mean_s=fields.seconds("step_mean_s") if fields.has("step_mean_s") else None,

@@ -100,15 +100,15 @@ class StateFiles:
                 job_id=job_id, attempt=program.attempt + self._attempts - 1, worker=program.name,
                 incarnation=self.incarnation, job_class=program.job_class, model=None, budget_s=budget_s or 0.0,
                 stall_timeout_s=program.timeout_s, started=started, phase=Phase.LOAD, phase_started=started,
-                beat=None, step=0, steps_total=None, step_mean_s=None, step_max_s=None, items_done=0,
+                step_beat=None, step=0, steps_total=None, step_mean_s=None, step_max_s=None, items_done=0,
                 items_failed=0, ranks=program.ranks, gang=program.gang, rank=program.rank,
             )  # fmt: skip
         if doing.phase is not None and doing.phase != self.job.phase:
-            monitored = self.job.beat is not None or doing.phase is Phase.STEP
+            monitored = self.job.step_beat is not None or doing.phase is Phase.STEP
             self._steps.enter(now.boottime_s, steps=doing.phase is Phase.STEP)
             self._phases.enter(now.boottime_s, doing.phase)
             self.job = replace(
-                self.job, phase=doing.phase, phase_started=now, beat=now if monitored else None,
+                self.job, phase=doing.phase, phase_started=now, step_beat=now if monitored else None,
                 timeout_s=doing.timeout_s, stays=_long_steps(self._phases.longest(doing.phase)),
             )  # fmt: skip
 
@@ -125,7 +125,7 @@ class StateFiles:
             job,
             longest=_long_steps(self._steps.longest),
             step=job.step + 1,
-            beat=at if job.beat or job.phase is not Phase.LOAD else None,
+            step_beat=at if job.step_beat or job.phase is not Phase.LOAD else None,
             step_mean_s=self._steps.mean_s,
             step_max_s=self._steps.max_s,
         )

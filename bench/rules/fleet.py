@@ -66,7 +66,7 @@ GANG: Final = "g"
 _OF_THE_JOB: Final = {
     "gpuwarden_job_elapsed_seconds": "elapsed",
     "gpuwarden_job_phase_age_seconds": "phase",
-    "gpuwarden_job_step_beat_age_seconds": "beat",
+    "gpuwarden_job_step_beat_age_seconds": "step_beat",
     "gpuwarden_job_steps": "steps",
 }
 _GROWS: Final = "gpuwarden_container_gpu_busy_seconds_total"
@@ -183,7 +183,7 @@ def _write(out: list[str], lines: list[_Line], now_s: float, *, age_s: float, jo
     moves = {
         "elapsed": age_s,
         "phase": age_s - LOAD_S if age_s >= LOAD_S else age_s,
-        "beat": age_s % STEP_S,
+        "step_beat": age_s % STEP_S,
         "steps": float(max(0, int((age_s - LOAD_S) / STEP_S))),
         "id": float(job_id),
         "clock": now_s,

@@ -92,7 +92,7 @@ def _row(
         own=own,
         is_monitored=is_monitored,
         elapsed_s=job.started.age_s(now),
-        step_beat_age_s=job.beat.age_s(now) if job.beat else None,
+        step_beat_age_s=job.step_beat.age_s(now) if job.step_beat else None,
         inactive_s=activity.inactive_s(job, place, now=now) if is_monitored else None,
         quiet_gpu_lost_s=activity.inactive_s(job, place, now=now, gpu_lost=True) if lost else None,
         inactive_alone_s=activity.inactive_s(job, own, now=now, shared_container=True)
@@ -263,7 +263,7 @@ def _inactivity(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snap
         "gpuwarden_job_step_beat_timestamp_seconds",
         "Last step beat of the attempt, Unix time; absent before the first.",
         _SLOT,
-        ((row.key, row.job.beat.unix_s if row.job.beat else None) for row in rows),
+        ((row.key, row.job.step_beat.unix_s if row.job.step_beat else None) for row in rows),
         source="job file",
         absent=f"{_NO_JOB}, or it has no step beat yet",
     )

@@ -42,8 +42,8 @@ def _seconds_without(
     gpu_s = None if evidence is None else evidence.gpu_lost_s if gpu_lost else evidence.gpu_idle_s
     return conditions.activity(
         job.phase,
-        has_beaten=job.beat is not None,
-        step_beat_age_s=job.beat.age_s(now) if job.beat else None,
+        has_beaten=job.step_beat is not None,
+        step_beat_age_s=job.step_beat.age_s(now) if job.step_beat else None,
         phase_age_s=job.phase_started.age_s(now),
         gpu_s=gpu_s,
         ram_idle_s=evidence.ram_idle_s if evidence else None,
@@ -58,7 +58,7 @@ def not_stalled_reason(
 ) -> str | None:
     """Why a job without step beats is not reported as stalled (A4); `None` if it beats or stalls."""
     limit_s = timeouts.stall_after_s(job)
-    if limit_s == 0 or job.beat is None:
+    if limit_s == 0 or job.step_beat is None:
         return None
     for sign, without_s in _seconds_without(job, evidence, now=now).items():
         if without_s is None or without_s < limit_s:

@@ -62,7 +62,7 @@ def _facts(
         stuck_idle_s=timeouts.stuck_inactive_s(job, pauses) if job else None,
         gang_stuck_after_s=timeouts.gang_stuck_after_s(job, pauses) if job else None,
         gang_stuck_idle_s=timeouts.gang_stuck_inactive_s(job, pauses) if job else None,
-        step_beat_age_s=job.beat.age_s(taken) if job and job.beat else None,
+        step_beat_age_s=job.step_beat.age_s(taken) if job and job.step_beat else None,
         health_window_s=timeouts.health_window_s(job, snapshot.thresholds.health_window_s) if job else None,
         health_grace_s=snapshot.health_grace_s(job) if job else None,
     )

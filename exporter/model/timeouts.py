@@ -120,7 +120,7 @@ def _first_step_done(job: "JobFile") -> bool:
     if job.phase is not Phase.STEP:
         return job.step > 0
     # The load may warm up with steps.
-    return job.step > 0 and job.beat is not None and job.beat.boottime_s > job.phase_started.boottime_s
+    return job.step > 0 and job.step_beat is not None and job.step_beat.boottime_s > job.phase_started.boottime_s
 
 
 def _longest_step_s(job: "JobFile", pauses: Pauses) -> float | None:
@@ -136,7 +136,7 @@ def _longest_visit_s(job: "JobFile", pauses: Pauses) -> float | None:
     if len(job.stays) < MIN_PHASE_VISITS:
         return None
     visit_s = _longest_unpaused_s(job.stays, pauses)
-    if job.beat is None or job.beat.boottime_s <= job.phase_started.boottime_s:
+    if job.step_beat is None or job.step_beat.boottime_s <= job.phase_started.boottime_s:
         return visit_s
     step_s = _longest_step_s(job, pauses)
     return None if step_s is None else max(visit_s, step_s)

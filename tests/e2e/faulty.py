@@ -300,8 +300,8 @@ class Host(Site):
         """Seconds since the last step beat of a worker's job; 0 before the first."""
         path = self.data / "run" / worker / f"{worker}{state_file.JOB_SUFFIX}"
         with suppress(FileNotFoundError):
-            beat = state_file.parse_job(path.read_text(encoding="utf-8")).beat
-            return 0.0 if beat is None else time.time() - beat.unix_s
+            step_beat = state_file.parse_job(path.read_text(encoding="utf-8")).step_beat
+            return 0.0 if step_beat is None else time.time() - step_beat.unix_s
         return 0.0
 
     def check_fixed(self, worker: str, job_id: JobId, run: Run, *, known_starts: int = 2, stops_asked: int = 1) -> None:

@@ -52,7 +52,7 @@ def job_file(**changes: Any) -> JobFile:
         "started": ago(300),
         "phase": Phase.STEP,
         "phase_started": ago(200),
-        "beat": ago(3),
+        "step_beat": ago(3),
         "step": 12,
         "steps_total": 30,
         "step_mean_s": 4.5,

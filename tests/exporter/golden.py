@@ -73,13 +73,13 @@ SNAPSHOT = build.snapshot(
     workers=WorkerReadings(
         workers=(
             # Silent with a measured idle time of 0 s: not stalled, with a reason.
-            build.sighting(job=build.job_file(beat=build.ago(130), step=24, items_done=2, items_failed=1)),
+            build.sighting(job=build.job_file(step_beat=build.ago(130), step=24, items_done=2, items_failed=1)),
             # A video job without a step beat, without stall checks, on a lost GPU.
             build.sighting(
                 worker=build.worker_file(worker="w1", incarnation="inc-w1"),
                 job=build.job_file(
                     job_id=8, worker="w1", incarnation="inc-w1", job_class=JobClass.GPU_VIDEO, model=None,
-                    budget_s=1800.0, stall_timeout_s=0.0, phase=Phase.LOAD, beat=None, step=0, steps_total=None,
+                    budget_s=1800.0, stall_timeout_s=0.0, phase=Phase.LOAD, step_beat=None, step=0, steps_total=None,
                     step_mean_s=None, step_max_s=None,
                 ),
                 pid=4002,
@@ -98,7 +98,8 @@ SNAPSHOT = build.snapshot(
                 worker=build.worker_file(worker="w5", incarnation="inc-w5"),
                 job=build.job_file(
                     job_id=13, attempt=2, worker="w5", incarnation="inc-w5", started=build.ago(2000),
-                    phase_started=build.ago(1900), beat=build.ago(700), step=24, ranks=2, gang="13/gang-0a1b", rank=0,
+                    phase_started=build.ago(1900), step_beat=build.ago(700), step=24,
+                    ranks=2, gang="13/gang-0a1b", rank=0,
                 ),
                 pid=4005,
                 container_id=SPINNING_ID,

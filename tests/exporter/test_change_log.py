@@ -22,7 +22,11 @@ def report_job(worker: Worker, *, step_beat_age_s: float) -> None:
         return replace(now, boottime_s=now.boottime_s - seconds, unix_s=now.unix_s - seconds)
 
     job = build.job_file(
-        worker="w0", incarnation=worker.incarnation, started=ago(300), phase_started=ago(300), beat=ago(step_beat_age_s)
+        worker="w0",
+        incarnation=worker.incarnation,
+        started=ago(300),
+        phase_started=ago(300),
+        step_beat=ago(step_beat_age_s),
     )
     (worker.folder / "w0.job.json").write_text(state_file.render(job))
 

@@ -53,7 +53,7 @@ class Machine:
         """Heartbeat and step beat, now."""
         now, incarnation = self.stamp(), self._worker.incarnation
         worker = build.worker_file(incarnation=incarnation, started=now, heartbeat=now, loop=now)
-        job = build.job_file(incarnation=incarnation, started=now, phase_started=now, beat=now)
+        job = build.job_file(incarnation=incarnation, started=now, phase_started=now, step_beat=now)
         (self._worker.folder / "w0.worker.json").write_text(state_file.render(worker))
         (self._worker.folder / "w0.job.json").write_text(state_file.render(job))
 
@@ -163,7 +163,7 @@ def test_wall_clock_change_affects_only_published_unix_times(step_s: float) -> N
             return replace(found, unix_s=found.unix_s + set_by_s)
 
         worker = build.worker_file(started=at(900), heartbeat=at(40), loop=at(300))
-        job = build.job_file(started=at(300), phase_started=at(200), beat=at(130))
+        job = build.job_file(started=at(300), phase_started=at(200), step_beat=at(130))
         return golden.scraped(build.snapshot(build.sighting(worker=worker, job=job))).splitlines()
 
     changed = {old.partition("{")[0] for old, new in zip(scraped(0.0), scraped(step_s), strict=True) if old != new}

@@ -281,12 +281,12 @@ def test_beat_is_absent_until_the_first_step_phase(report: Reporter) -> None:
     start_job(report)
     report.phase(Phase.LOAD)
     report.phase(Phase.CHECKPOINT)
-    assert job_file(report).beat is None
+    assert job_file(report).step_beat is None
 
     report.ready()
 
     armed = job_file(report)
-    assert armed.beat is not None
+    assert armed.step_beat is not None
     assert armed.phase is Phase.STEP
 
 
@@ -294,21 +294,21 @@ def test_first_beat_is_published_even_if_the_next_instruction_hangs(start: Calla
     # PyDLL holds the GIL during the call: the whole process hangs.
     start("report.start_job(**JOB); report.ready(); ctypes.PyDLL(None).sleep(600)")
 
-    eventually(lambda: (job := seen(host_dir).job) and job.beat, "the arming beat is seen")
+    eventually(lambda: (job := seen(host_dir).job) and job.step_beat, "the arming beat is seen")
 
 
 def test_phase_is_a_beat_after_the_first_beat(report: Reporter) -> None:
     start_job(report)
     report.ready()
-    first = job_file(report).beat
+    first = job_file(report).step_beat
     assert first is not None
 
     report.phase(Phase.SAVE)
 
     later = job_file(report)
     assert later.phase is Phase.SAVE
-    assert later.beat == later.phase_started
-    assert later.beat.boottime_s > first.boottime_s
+    assert later.step_beat == later.phase_started
+    assert later.step_beat.boottime_s > first.boottime_s
 
 
 def test_phase_may_set_its_timeout(report: Reporter) -> None:
@@ -350,7 +350,7 @@ def test_step_phase_by_the_job_sends_the_first_beat(report: Reporter) -> None:
 
     report.phase(Phase.STEP)
 
-    assert job_file(report).beat is not None
+    assert job_file(report).step_beat is not None
 
 
 def test_step_is_a_beat_and_counts(report: Reporter) -> None:
@@ -364,7 +364,7 @@ def test_step_is_a_beat_and_counts(report: Reporter) -> None:
     third = job_file(report)
 
     assert (first.step, first.step_mean_s, first.step_max_s) == (1, None, None)
-    assert first.beat is not None
+    assert first.step_beat is not None
     assert (third.step, third.steps_total) == (3, 20)
     assert third.step_mean_s is not None
     assert third.step_max_s is not None
@@ -450,9 +450,9 @@ def test_step_ends_an_idle_phase_at_once(report: Reporter, monkeypatch: pytest.M
     stepping = job_file(report)
     assert (idle.phase, idle.timeout_s) == (Phase.IDLE, 900.0)
     assert (stepping.phase, stepping.timeout_s, stepping.step) == (Phase.STEP, None, 1)
-    assert stepping.beat == stepping.phase_started
-    assert idle.beat is not None
-    assert stepping.phase_started.boottime_s > idle.beat.boottime_s
+    assert stepping.step_beat == stepping.phase_started
+    assert idle.step_beat is not None
+    assert stepping.phase_started.boottime_s > idle.step_beat.boottime_s
 
 
 def test_step_after_idle_sends_the_first_beat(report: Reporter) -> None:
@@ -462,8 +462,8 @@ def test_step_after_idle_sends_the_first_beat(report: Reporter) -> None:
 
     report.step()
 
-    assert (idle.beat, job_file(report).phase) == (None, Phase.STEP)
-    assert job_file(report).beat is not None
+    assert (idle.step_beat, job_file(report).phase) == (None, Phase.STEP)
+    assert job_file(report).step_beat is not None
 
 
 @pytest.mark.parametrize("phase", [each for each in Phase if each is not Phase.IDLE])
@@ -518,7 +518,7 @@ def test_warm_up_step_sends_no_beat(report: Reporter) -> None:
     report.step()
 
     loading = job_file(report)
-    assert (loading.phase, loading.step, loading.beat) == (Phase.LOAD, 1, None)
+    assert (loading.phase, loading.step, loading.step_beat) == (Phase.LOAD, 1, None)
 
 
 def test_steps_are_written_at_most_once_a_second(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -548,7 +548,7 @@ def test_new_attempt_starts_without_a_beat_and_from_zero(report: Reporter) -> No
     start_job(report, job_id=8, attempt=2)
 
     fresh = job_file(report)
-    assert (fresh.job_id, fresh.attempt, fresh.step, fresh.beat) == (8, 2, 0, None)
+    assert (fresh.job_id, fresh.attempt, fresh.step, fresh.step_beat) == (8, 2, 0, None)
     assert (fresh.step_mean_s, fresh.items_done, fresh.items_failed) == (None, 0, 0)
 
 
@@ -643,7 +643,7 @@ def test_phase_may_be_given_by_its_name(report: Reporter) -> None:
     report.phase("step")  # type: ignore[arg-type]
 
     assert job_file(report).phase is Phase.STEP
-    assert job_file(report).beat is not None
+    assert job_file(report).step_beat is not None
 
 
 def test_unknown_phase_changes_nothing_and_is_counted(report: Reporter) -> None:

@@ -47,7 +47,7 @@ JOB = JobFile(
     started=THEN,
     phase=Phase.STEP,
     phase_started=THEN,
-    beat=THEN,
+    step_beat=THEN,
     step=3,
     steps_total=20,
     step_mean_s=1.5,
@@ -73,7 +73,7 @@ jobs = st.builds(
     job_id=st.integers(0, 2**53 - 1), attempt=counts, worker=names, incarnation=texts,
     job_class=st.sampled_from(JobClass),
     model=st.none() | texts, budget_s=durations, stall_timeout_s=durations, started=stamps,
-    phase=st.sampled_from(Phase), phase_started=stamps, beat=st.none() | stamps, step=counts,
+    phase=st.sampled_from(Phase), phase_started=stamps, step_beat=st.none() | stamps, step=counts,
     steps_total=st.none() | counts, step_mean_s=st.none() | durations, step_max_s=st.none() | durations,
     items_done=counts, items_failed=counts, timeout_s=st.none() | durations.filter(bool), ranks=counts,
     gang=st.none() | texts, rank=counts, longest=long_steps, stays=long_steps,
@@ -208,7 +208,7 @@ def test_invalid_worker_file_is_refused_with_a_fixed_reason(text: str, reason: s
         ),
         pytest.param(job_with(budget_s=-1), "'budget_s': seconds, a number from 0 .* -1 found", id="budget"),
         pytest.param(job_with(budget_s=False), "'budget_s'.* False found", id="a boolean budget"),
-        pytest.param(job_with(beat=0), "'beat': an object", id="beat"),
+        pytest.param(job_with(step_beat=0), "'step_beat': an object", id="step_beat"),
         pytest.param(job_with(timeout_s=0), "'timeout_s': seconds, a number above 0 .* 0 found", id="timeout 0"),
         pytest.param(job_with(longest={}), "'longest': a list of at most 16 objects .* an object found", id="longest"),
         pytest.param(job_with(longest=[2.5]), "'longest': a list of at most 16 objects", id="longest as numbers"),
@@ -310,7 +310,7 @@ def test_last_value_of_a_duplicate_field_counts() -> None:
     assert parse_worker(render(WORKER).replace('"pid": 42', '"pid": "x", "pid": 42')) == WORKER
 
 
-@pytest.mark.parametrize("field", ["model", "beat", "steps_total", "step_mean_s", "step_max_s", "timeout_s"])
+@pytest.mark.parametrize("field", ["model", "step_beat", "steps_total", "step_mean_s", "step_max_s", "timeout_s"])
 def test_unknown_fields_may_be_null_or_absent(field: str) -> None:
     left_out = json.loads(render(JOB))
     del left_out[field]

@@ -161,7 +161,8 @@ def test_unknown_inputs_of_rules_are_nan_as_the_reference_says() -> None:
     gpus = build.gpus(build.gpu(0, memory_free_bytes=None))
     server = build.server_evidence(answered=None, probe_failing_s=None)
     jobs = [
-        build.job_file(**each) for each in ({"phase": Phase.IDLE, "budget_s": 0.0}, RANK | {"beat": None, "step": 0})
+        build.job_file(**each)
+        for each in ({"phase": Phase.IDLE, "budget_s": 0.0}, RANK | {"step_beat": None, "step": 0})
     ]
     found = set[str]().union(
         *(
@@ -234,12 +235,12 @@ def test_step_beat_has_no_age_and_no_time_before_the_first() -> None:
 
     armed = build.ago(3)
 
-    assert beats(build.sighting(job=build.job_file(beat=None))) == [[None], []]
-    assert beats(build.sighting(job=build.job_file(beat=armed))) == [[3.0], [armed.unix_s]]
+    assert beats(build.sighting(job=build.job_file(step_beat=None))) == [[None], []]
+    assert beats(build.sighting(job=build.job_file(step_beat=armed))) == [[3.0], [armed.unix_s]]
 
 
 def test_step_beat_from_before_a_reboot_has_a_time_and_no_age() -> None:
-    beaten = build.sighting(job=build.job_file(beat=build.ago(3, boot_id="before")))
+    beaten = build.sighting(job=build.job_file(step_beat=build.ago(3, boot_id="before")))
 
     text = golden.scraped(build.snapshot(beaten))
 
@@ -266,7 +267,7 @@ def test_job_without_stall_checks_has_no_timeout_and_no_suspicion() -> None:
 def test_job_limits_are_published(
     changes: dict[str, Any], silence_s: list[float | None], window_s: list[float | None]
 ) -> None:
-    job = build.job_file(beat=build.ago(9999), **changes)
+    job = build.job_file(step_beat=build.ago(9999), **changes)
 
     text = golden.scraped(build.snapshot(build.sighting(job=job)))
 
@@ -293,7 +294,7 @@ GANG_SERIES = (
     "gpuwarden_gang_rank_spinning_seconds",
     "gpuwarden_gang_rank_stuck_after_seconds",
 )
-RANK: dict[str, Any] = {"ranks": 4, "gang": "7/night", "rank": 2, "step": 100, "beat": build.ago(700)}
+RANK: dict[str, Any] = {"ranks": 4, "gang": "7/night", "rank": 2, "step": 100, "step_beat": build.ago(700)}
 SPINS: dict[str, Any] = {
     "gpu_saturated_s": 690.0,
     "ram_idle_s": 695.0,
@@ -334,14 +335,14 @@ def test_rank_publishes_its_spinning_time_and_limit() -> None:
         pytest.param({"ram_idle_s": 300.0}, {}, [320.0], id="RAM"),
         pytest.param({"page_fault_idle_s": 300.0}, {}, [320.0], id="page faults"),
         pytest.param({"gpu_saturated_s": 300.0}, {}, [320.0], id="GPU"),
-        pytest.param({}, {"beat": build.ago(100)}, [100.0], id="at most the time since its step beat"),
+        pytest.param({}, {"step_beat": build.ago(100)}, [100.0], id="at most the time since its step beat"),
         pytest.param({"gpu_saturated_s": 0.0}, {}, [0.0], id="GPU not saturated"),
         pytest.param({"gpu_saturated_s": 0.0, "gpu_last_busy_age_s": 900.0}, {}, [0.0], id="GPU idle"),
         pytest.param({"gpu_saturated_s": None, "gpu_last_busy_age_s": 900.0}, {}, [None], id="GPU unknown"),
         pytest.param({"ram_idle_s": None}, {}, [None], id="RAM unknown"),
         pytest.param({"io_idle_s": None}, {}, [None], id="I/O unknown"),
         pytest.param({"page_fault_idle_s": None}, {}, [None], id="page faults unknown"),
-        pytest.param({}, {"beat": None}, [None], id="no step beat"),
+        pytest.param({}, {"step_beat": None}, [None], id="no step beat"),
     ],
 )
 def test_spinning_time_of_a_rank(place: dict[str, Any], job: dict[str, Any], spinning_s: list[float | None]) -> None:
@@ -380,7 +381,7 @@ def test_job_without_a_gang_has_no_rank_series(job: dict[str, Any]) -> None:
 
 
 def test_silent_job_with_activity_is_suspected_and_a_stalled_one_is_not() -> None:
-    silent = build.sighting(job=build.job_file(beat=build.ago(130)))
+    silent = build.sighting(job=build.job_file(step_beat=build.ago(130)))
 
     def suspected(idle_s: float) -> list[float]:
         text = golden.scraped(build.snapshot(silent, containers=(build.evidence(gpu_idle_s=idle_s),)))
@@ -389,7 +390,7 @@ def test_silent_job_with_activity_is_suspected_and_a_stalled_one_is_not() -> Non
     assert (suspected(5.0), suspected(500.0)) == ([1.0], [0.0])
 
 
-INACTIVE_JOB = {"beat": build.ago(600), "phase_started": build.ago(700)}
+INACTIVE_JOB = {"step_beat": build.ago(600), "phase_started": build.ago(700)}
 
 
 def inactive_times(place: dict[str, Any], its: dict[str, Any] | None = None, **worker: Any) -> list[list[float | None]]:
@@ -447,7 +448,7 @@ def test_each_worker_of_a_container_has_its_own_step_beat_and_phase() -> None:
     one = build.sighting(job=build.job_file(**INACTIVE_JOB))
     two = build.sighting(
         worker=build.worker_file(worker="w1"),
-        job=build.job_file(**INACTIVE_JOB | {"worker": "w1", "beat": build.ago(5)}),
+        job=build.job_file(**INACTIVE_JOB | {"worker": "w1", "step_beat": build.ago(5)}),
     )
     text = golden.scraped(build.snapshot(one, two, containers=(build.evidence(gpu_idle_s=400.0),)))
 
@@ -486,7 +487,7 @@ OWN_IDLE = {
         pytest.param({"io_idle_s": 5.0}, {}, [5.0], id="reads or writes"),
         pytest.param({"cpu_idle_s": 5.0}, {}, [400.0], id="computes in a step"),
         pytest.param({"cpu_idle_s": 5.0}, {"phase": Phase.EVAL}, [5.0], id="computes in eval"),
-        pytest.param({}, {"beat": build.ago(7)}, [7.0], id="step beat"),
+        pytest.param({}, {"step_beat": build.ago(7)}, [7.0], id="step beat"),
         pytest.param({"io_idle_s": None}, {}, [None], id="I/O unknown"),
         pytest.param(
             {"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 400.0}, {}, [None],
@@ -504,12 +505,12 @@ def test_own_inactive_time_of_a_worker(
 @pytest.mark.parametrize(
     ("its", "own", "worker", "quiet"),
     [
-        pytest.param({"beat": build.ago(7)}, {}, {}, 7.0, id="has a step beat"),
+        pytest.param({"step_beat": build.ago(7)}, {}, {}, 7.0, id="has a step beat"),
         pytest.param({}, {"io_idle_s": 9.0}, {}, 9.0, id="reads or writes"),
         pytest.param({}, {"io_idle_s": None}, {}, None, id="has unknown I/O"),
         pytest.param({}, {}, {}, 300.0, id="is inactive for longer"),
         pytest.param({}, {"io_idle_s": 9.0}, {"job": None}, 300.0, id="waits for a job"),
-        pytest.param({"beat": build.ago(7)}, {}, {"alive": False}, 300.0, id="is dead"),
+        pytest.param({"step_beat": build.ago(7)}, {}, {"alive": False}, 300.0, id="is dead"),
     ],
 )
 @pytest.mark.parametrize("lost", [False, True], ids=["GPUs idle", "one GPU lost"])
@@ -540,7 +541,7 @@ def test_dead_or_jobless_worker_has_no_old_own_inactive_time() -> None:
     assert (own_inactive_times({}, job=None), own_inactive_times(None, job=None)) == ([None], [])
 
 
-UNBEATEN = {"beat": None, "started": build.ago(900), "phase_started": build.ago(900)}
+UNBEATEN = {"step_beat": None, "started": build.ago(900), "phase_started": build.ago(900)}
 LOST = {"gpu_idle_s": None, "gpu_unknown": UNREAD}
 
 
@@ -562,7 +563,7 @@ def overdue(
     ("at", "before"),
     [
         pytest.param({"its": {"budget_s": 300.0}}, {"its": {"budget_s": 300.5}}, id="over its budget"),
-        pytest.param({"its": {"beat": build.ago(120)}}, {"its": {"beat": build.ago(119.5)}}, id="silent"),
+        pytest.param({"its": {"step_beat": build.ago(120)}}, {"its": {"step_beat": build.ago(119.5)}}, id="silent"),
         pytest.param(
             {"its": UNBEATEN, "place": {"gpu_idle_s": 300.0}}, {"its": UNBEATEN, "place": {"gpu_idle_s": 299.5}},
             id="inactive without a step beat",
@@ -584,12 +585,12 @@ def test_job_is_overdue_at_its_limit(at: dict[str, Any], before: dict[str, Any])
 
 
 def test_job_without_limits_is_never_overdue() -> None:
-    unpoliced = {"budget_s": None, "stall_timeout_s": 0.0, "beat": build.ago(7000), "job_class": JobClass.INGEST}
+    unpoliced = {"budget_s": None, "stall_timeout_s": 0.0, "step_beat": build.ago(7000), "job_class": JobClass.INGEST}
     other_boot = build.ago(7000, boot_id="another")
 
     assert overdue() == []
     assert overdue(its=unpoliced) == []
-    assert overdue(its={"started": other_boot, "beat": other_boot}, worker={"heartbeat": other_boot}) == []
+    assert overdue(its={"started": other_boot, "step_beat": other_boot}, worker={"heartbeat": other_boot}) == []
 
 
 def test_dead_worker_keeps_its_job_and_container_and_has_no_limits() -> None:

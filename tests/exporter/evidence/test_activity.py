@@ -24,7 +24,7 @@ NO_RAM = Unknown(reason="no_controller", message="no memory controller")
 
 def not_stalled_reason(seen: ContainerEvidence | None, timeouts: PhaseTimeouts | None = None, **job: Any) -> str | None:
     """The reason for a job whose last step beat is 120 s old by default."""
-    given = build.job_file(**{"beat": build.ago(120.0), **job})
+    given = build.job_file(**{"step_beat": build.ago(120.0), **job})
     return activity.not_stalled_reason(given, seen, timeouts or PhaseTimeouts(), now=build.ago(0))
 
 
@@ -86,7 +86,7 @@ def test_recent_phase_change_keeps_a_job_from_being_stalled(phase_started: Stamp
 
 
 @pytest.mark.parametrize(
-    ("stall_timeout_s", "beat"),
+    ("stall_timeout_s", "step_beat"),
     [
         pytest.param(120.0, build.ago(119.9), id="step beat in time"),
         pytest.param(120.0, None, id="no step beat yet"),
@@ -94,8 +94,8 @@ def test_recent_phase_change_keeps_a_job_from_being_stalled(phase_started: Stamp
         pytest.param(0.0, build.ago(9999.0), id="stall timeout 0"),
     ],
 )
-def test_no_reason_for_a_job_that_cannot_stall(stall_timeout_s: float, beat: Stamp | None) -> None:
-    assert not_stalled_reason(None, stall_timeout_s=stall_timeout_s, beat=beat) is None
+def test_no_reason_for_a_job_that_cannot_stall(stall_timeout_s: float, step_beat: Stamp | None) -> None:
+    assert not_stalled_reason(None, stall_timeout_s=stall_timeout_s, step_beat=step_beat) is None
 
 
 # Time without activity: A2 to A5 and A7
@@ -122,7 +122,7 @@ def inactive_s(
     phase: Phase = Phase.STEP, *, of: str = "idle", place: dict[str, Any] | None = None, **job: Any
 ) -> float | None:
     """Seconds without activity; by default the step beat is 600 s old and the phase 700 s."""
-    given = build.job_file(**{"phase": phase, "beat": build.ago(600.0), "phase_started": build.ago(700.0), **job})
+    given = build.job_file(**{"phase": phase, "step_beat": build.ago(600.0), "phase_started": build.ago(700.0), **job})
     return activity.inactive_s(given, build.evidence(**IDLE_S | (place or {})), now=build.ago(0), **SITUATIONS[of])
 
 
@@ -140,7 +140,7 @@ def test_inactive_time_starts_at_the_latest_activity(phase: Phase, of: str) -> N
     assert whole_s == IDLE_S[gpu]
     assert [inactive_s(phase, of=of, place={each: 119.9}) for each in counts] == [119.9] * len(counts)
     assert [inactive_s(phase, of=of, place={each: None}) for each in counts] == [None] * len(counts)
-    assert inactive_s(phase, of=of, beat=build.ago(119.5)) == 119.5
+    assert inactive_s(phase, of=of, step_beat=build.ago(119.5)) == 119.5
     assert inactive_s(phase, of=of, phase_started=build.ago(119.5)) == 119.5
     for each in {other, *WORK} - {*counts}:
         assert [inactive_s(phase, of=of, place={each: for_s}) for for_s in (0.0, None)] == [whole_s] * 2
@@ -150,14 +150,14 @@ def test_inactive_time_starts_at_the_latest_activity(phase: Phase, of: str) -> N
 def test_step_beat_before_a_reboot_has_unknown_age(of: str) -> None:
     before = build.ago(600.0, boot_id="before")
 
-    assert inactive_s(of=of, beat=None) == inactive_s(of=of)
-    assert inactive_s(of=of, beat=before) is None
-    assert inactive_s(of=of, beat=None, phase_started=before) is None
+    assert inactive_s(of=of, step_beat=None) == inactive_s(of=of)
+    assert inactive_s(of=of, step_beat=before) is None
+    assert inactive_s(of=of, step_beat=None, phase_started=before) is None
 
 
 @pytest.mark.parametrize("of", SITUATIONS)
 def test_unknown_container_has_unknown_inactive_time(of: str) -> None:
-    job = build.job_file(beat=None, phase_started=build.ago(700.0))
+    job = build.job_file(step_beat=None, phase_started=build.ago(700.0))
 
     assert activity.inactive_s(job, None, now=build.ago(0), **SITUATIONS[of]) is None
 
@@ -172,8 +172,8 @@ def test_reason_is_given_until_the_job_is_known_inactive_for_its_timeout(
     seen: dict[str, float | None], phase: Phase, step_beat_age_s: float | None, phase_age_s: float
 ) -> None:
     timeouts = PhaseTimeouts(load_s=0.0, eval_s=0.0, checkpoint_s=0.0, save_s=0.0)
-    beat = None if step_beat_age_s is None else build.ago(step_beat_age_s)
-    job: dict[str, Any] = {"phase": phase, "beat": beat, "phase_started": build.ago(phase_age_s)}
+    step_beat = None if step_beat_age_s is None else build.ago(step_beat_age_s)
+    job: dict[str, Any] = {"phase": phase, "step_beat": step_beat, "phase_started": build.ago(phase_age_s)}
     silent = step_beat_age_s is not None and step_beat_age_s >= 120.0 and phase is not Phase.IDLE
 
     found_s = inactive_s(place=seen, **job)
@@ -278,7 +278,8 @@ def test_stall_timeout_depends_on_the_phase() -> None:
     timeouts = PhaseTimeouts(eval_s=200.0)
 
     found = {
-        age_s: not_stalled_reason(seen, timeouts, phase=Phase.EVAL, beat=build.ago(age_s)) for age_s in (199.5, 200.0)
+        age_s: not_stalled_reason(seen, timeouts, phase=Phase.EVAL, step_beat=build.ago(age_s))
+        for age_s in (199.5, 200.0)
     }
 
     assert found == {199.5: None, 200.0: "GPU was busy or unknown 1 s ago"}

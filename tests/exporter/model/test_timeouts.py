@@ -87,9 +87,9 @@ def test_gpu_health_window(job: dict[str, Any], window_s: float | None) -> None:
         pytest.param({}, 60.0, id="after steps: less by the window"),
         pytest.param({"step": 1}, 60.0, id="after one step"),
         pytest.param({"step": 0}, 360.0, id="first step: the host's grace"),
-        pytest.param({"step": 0, "beat": build.ago(200)}, 360.0, id="first step, with a step beat"),
-        pytest.param({"step": 3, "beat": build.ago(200)}, 360.0, id="steps only in the load"),
-        pytest.param({"step": 3, "beat": None}, 360.0, id="no step beat"),
+        pytest.param({"step": 0, "step_beat": build.ago(200)}, 360.0, id="first step, with a step beat"),
+        pytest.param({"step": 3, "step_beat": build.ago(200)}, 360.0, id="steps only in the load"),
+        pytest.param({"step": 3, "step_beat": None}, 360.0, id="no step beat"),
         pytest.param({"phase": Phase.EVAL, "step": 0}, 360.0, id="eval before the first step"),
         pytest.param({"phase": Phase.LOAD, "step": 3}, 360.0, id="load after steps"),
         pytest.param({"phase": Phase.EVAL}, 40.0, id="eval: less by its window"),
@@ -144,7 +144,7 @@ def long_steps(*steps: tuple[float, float | None]) -> tuple[LongStep, ...]:
 STAYED: dict[str, Any] = {
     "phase": Phase.EVAL,
     "phase_started": build.ago(20),
-    "beat": build.ago(20),
+    "step_beat": build.ago(20),
     "stays": long_steps((60.0, 900.0), (50.0, 700.0), (40.0, 500.0)),
 }
 
@@ -166,16 +166,16 @@ STAYED: dict[str, Any] = {
         pytest.param({"step": MIN_STEPS, "timeout_s": 1900.0}, 1900.0, id="longer timeout of the phase"),
         pytest.param({"step": MIN_STEPS - 1, "timeout_s": 700.0}, None, id="timeout of the phase with too few steps"),
         pytest.param(
-            {"step": MIN_STEPS, "step_max_s": 90.0, "beat": build.ago(19.5)}, 1800.0,
+            {"step": MIN_STEPS, "step_max_s": 90.0, "step_beat": build.ago(19.5)}, 1800.0,
             id="steps in this phase: 20 times the longest step",
         ),
         pytest.param(
-            {"step": MIN_STEPS, "step_max_s": 9.0, "beat": build.ago(19.5)}, 1200.0,
+            {"step": MIN_STEPS, "step_max_s": 9.0, "step_beat": build.ago(19.5)}, 1200.0,
             id="steps in this phase: at least as for the visits",
         ),
-        pytest.param({"step": MIN_STEPS - 1, "beat": build.ago(19.5)}, None,
+        pytest.param({"step": MIN_STEPS - 1, "step_beat": build.ago(19.5)}, None,
                      id="steps in this phase, with too few steps"),
-        pytest.param({"beat": None}, 1200.0, id="no step beat"),
+        pytest.param({"step_beat": None}, 1200.0, id="no step beat"),
         pytest.param({"phase": Phase.STEP, "step": MIN_STEPS - 1}, None, id="step phase with too few steps"),
         pytest.param({"phase": Phase.IDLE}, None, id="idle"),
         pytest.param({"ranks": 2}, None, id="rank of a gang"),

@@ -53,7 +53,7 @@ def test_first_beat_comes_between_load_and_work(store: JobStore, reporter: Repor
     beats: list[object] = []
 
     def beat() -> object:
-        return json.loads((reporter.folder / "w1.job.json").read_text())["beat"]
+        return json.loads((reporter.folder / "w1.job.json").read_text())["step_beat"]
 
     def body(_job: Job, _report: Reporter) -> Callable[[], None]:
         beats.append(beat())
