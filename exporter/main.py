@@ -239,7 +239,7 @@ def _gpu_source(settings: Settings) -> _GpuSource:
             tell = partial(log.info, "reading GPUs from the NVIDIA driver", library=library.LIBRARY)
             driver = IsolatedDriver(library.DRIVER, answer_s=settings.nvml_timeout_s)
             return _GpuSource(read=driver.read, tell=tell, driver=driver)
-    return _GpuSource(read=None, tell=partial(log.info, "no NVIDIA GPUs are read", message=message))
+    return _GpuSource(read=None, tell=partial(log.info, "no NVIDIA GPUs are read", reason=message))
 
 
 def _drm_source(settings: Settings) -> _GpuSource:

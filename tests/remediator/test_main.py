@@ -204,7 +204,7 @@ def test_invalid_settings_are_one_line_each_and_exit_2(capsys: pytest.CaptureFix
 
     said = capsys.readouterr().err.splitlines()
     assert [line.removeprefix("gpuwarden remediator execute: error: ").partition(" (")[0] for line in said] == [
-        "--queue-db",
+        "missing --queue-db",
         "'many' is invalid for --retries-max",
     ]
 
