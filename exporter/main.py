@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from exporter.collectors.registry import SnapshotCollector
 from exporter.http.server import create_app
-from exporter.model.gpu import NUMBERED, WITH_NODES, GpuReadings
+from exporter.model.gpu import DRM_SOURCE, NVIDIA_SOURCE, GpuReadings
 from exporter.sampler import Sampler
 from exporter.settings import Settings, unknown_variables
 from exporter.sources.containers import kubelet
@@ -87,7 +87,7 @@ def serve(settings: Settings) -> None:
     thresholds = settings.thresholds()
     gpus = _gpu_source(settings)
     kernel_gpus = _drm_source(settings)
-    sources = {NUMBERED: gpus, WITH_NODES: kernel_gpus}
+    sources = {NVIDIA_SOURCE: gpus, DRM_SOURCE: kernel_gpus}
     engines = EngineRegistry(configured_engines(settings), pending_engines(settings))
     raise_file_limit()
     servers = Servers(

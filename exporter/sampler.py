@@ -18,7 +18,7 @@ from exporter.evidence.unknown import UnknownCounter
 from exporter.gpu_watch import GpuWatch
 from exporter.host_sources import Engine, HostSources
 from exporter.model.container import ServerEvidence
-from exporter.model.gpu import NUMBERED, WITH_NODES, GpuReadings
+from exporter.model.gpu import DRM_SOURCE, NVIDIA_SOURCE, GpuReadings
 from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
 from exporter.model.worker import WorkerReadings
@@ -60,7 +60,7 @@ class Sampler:
     ) -> None:
         units, places = units or Units(()), places or ContainerCgroups()
         unlisted = unlisted or UnlistedContainers(workers.own_container())
-        read_gpus = {name: read for name, read in ((NUMBERED, gpus), (WITH_NODES, drm)) if read is not None}
+        read_gpus = {name: read for name, read in ((NVIDIA_SOURCE, gpus), (DRM_SOURCE, drm)) if read is not None}
         unknown, runner = UnknownCounter(), SourceRunner(drivers or {})
         self._host = host
         self._thresholds = thresholds

@@ -66,7 +66,7 @@ def host_key(directory: Path) -> str:
         return state_file.check_name(path.read_text(encoding="utf-8").strip(), what="host")
     except (OSError, UnicodeDecodeError, state_file.StateFileError) as error:
         raise HostKeyError(
-            f"no host key at {path} ({error}): write this host's name to it, and mount it into the containers"
+            f"no host key at {path} ({error}): write this host's name to the file, and mount it into the containers"
         ) from None
 
 

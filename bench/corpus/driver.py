@@ -7,7 +7,7 @@ from typing import Final
 
 from bench.corpus.life import MIB, Life
 from bench.corpus.scenario import GpuHealth, Process, Scenario, at, gpus_of
-from exporter.model.gpu import NO_ATTRIBUTION, NUMBERED, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
+from exporter.model.gpu import NO_ATTRIBUTION, NVIDIA_SOURCE, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.model.snapshot import DriverHealth
 from exporter.sources.gpu.nvml import process_samples
 from exporter.sources.gpu.nvml.process_samples import Cursor, Listed
@@ -71,7 +71,7 @@ class Driver:
             if each.xid is not None and self.began_s < since_s <= second
         )
         reported = any("xid" in reports for reports in self._reports.values())
-        return {NUMBERED: DriverHealth(xids=found)} if reported else {}
+        return {NVIDIA_SOURCE: DriverHealth(xids=found)} if reported else {}
 
     def _readings(self, states: Mapping[str, str], figures: Mapping[str, GpuFigures]) -> GpuReadings:
         listed: list[Gpu] = []

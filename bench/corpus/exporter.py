@@ -17,7 +17,7 @@ from exporter.evidence.vram_reclaim import VramReclaimTracker
 from exporter.evidence.work_history import ContainerWork
 from exporter.evidence.worker_liveness import CpuIdleTracker, DeathTracker
 from exporter.model.container import Container, ContainerEvidence, Probe, RamUse, ServerEvidence, VramBudget
-from exporter.model.gpu import NUMBERED, GpuReadings
+from exporter.model.gpu import NVIDIA_SOURCE, GpuReadings
 from exporter.model.snapshot import Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
 from exporter.model.worker import CpuUse, WorkerReading, WorkerReadings
@@ -277,7 +277,7 @@ class Exporter:
         """Health of each source; only the driver can fail."""
         success = {"workers": True, "docker": True}
         if self._driver.has_gpus:
-            success[NUMBERED] = gpus is not None
+            success[NVIDIA_SOURCE] = gpus is not None
         for source, succeeded in success.items():
             if succeeded:
                 self._succeeded_unix_s[source] = now.unix_s

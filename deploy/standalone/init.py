@@ -204,7 +204,9 @@ def command(argv: list[str]) -> int:
         keep_token(folder.path / TOKEN)
         _store(folder.path, site, {**were, **given})
     except OSError as error:
-        raise InitError(f"{error.filename or folder.path} cannot be written ({error.strerror})") from error
+        raise InitError(
+            f"{error.filename or folder.path} cannot be written ({error.strerror}): use another DIR or user"
+        ) from error
     _print_options(were, given, kept_options)
     for name in changed:
         print(f"init: overwritten: {name}")

@@ -1,4 +1,4 @@
-"""Attribute GPUs to containers by process lists. Pure."""
+"""Attribute GPUs to containers, by the GPUs' process lists. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from exporter.model.container import Container, GpuShare
-from exporter.model.gpu import ALL_NODES, NO_ATTRIBUTION, NODE, NUMBERED, RATIO_DIGITS, WITH_NODES, Gpu, GpuReadings
+from exporter.model.gpu import (
+    ALL_NODES,
+    DRM_SOURCE,
+    NO_ATTRIBUTION,
+    NODE,
+    NVIDIA_SOURCE,
+    RATIO_DIGITS,
+    Gpu,
+    GpuReadings,
+)
 from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown
 
@@ -18,10 +27,10 @@ HUNG: Final = "hung"
 """Reason: a driver call hangs."""
 
 ALL: Final = "all"
-"""Request for every NVIDIA GPU."""
+"""Request of a container for all NVIDIA GPUs."""
 
-OUTSIDE: Final = frozenset({"process", "systemd"})
-"""Kinds of containers without an engine."""
+WITHOUT_ENGINE: Final = frozenset({"process", "systemd"})
+"""Kinds without a container engine."""
 
 _EVERY: Final = frozenset({ALL, ALL_NODES})
 
@@ -35,11 +44,11 @@ class GpuAttribution(NamedTuple):
     """A container's GPUs in one sample.
 
     Attributes:
-        gpus: UUIDs of its GPUs, read or missing.
-        nameless: requested names of missing GPUs with an unknown UUID.
+        gpus: UUIDs of its GPUs, including missing ones.
+        nameless: requested names of missing GPUs whose UUID is unknown.
         present: UUIDs of its present GPUs.
-        may_be_elsewhere: it may use further GPUs.
-        left_out: it may be on a GPU that hangs, or whose source fails while another source answers.
+        may_be_elsewhere: it may use a GPU that is not in `gpus`.
+        may_use_unread_gpu: the container may use a hung GPU, or a GPU of a source that fails while another answers.
     """
 
     gpus: tuple[str, ...]
@@ -49,13 +58,13 @@ class GpuAttribution(NamedTuple):
     nameless: tuple[str, ...] = ()
     present: tuple[str, ...] = ()
     may_be_elsewhere: bool = False
-    left_out: bool = False
+    may_use_unread_gpu: bool = False
 
 
 NO_PIDS: Final = Unknown(reason="processes_unknown", message="the container's processes are unknown")
 
 UNATTRIBUTED: Final = "unattributed"
-"""Reason: unlisted processes keep the GPU busy."""
+"""Reason: the GPU is busy with processes that it does not list."""
 
 
 def attribute_gpus(
@@ -63,28 +72,28 @@ def attribute_gpus(
     pids: frozenset[int] | None,
     readings: GpuReadings | None,
     thresholds: Thresholds,
-    had: Sequence[str] = (),
+    earlier: Sequence[str] = (),
     seen_present: AbstractSet[str] | None = None,
 ) -> GpuAttribution:
     """Attribute GPU time and memory to a container by its processes.
 
-    The utilisation is known only if all its GPUs list their processes, measure those of the container, and show only
-    idle use by others. A GPU that lists one of its processes counts without a request.
+    The utilisation is known only if each of its GPUs lists its processes, measures those of the container, and shows at
+    most idle use by unlisted ones. A GPU that lists one of its processes is its GPU even without a request.
 
     Args:
         container: the container.
         pids: its processes.
         readings: all GPUs; `None` if no source answers.
         thresholds: the host's limits.
-        had: UUIDs of its earlier GPUs.
-        seen_present: UUIDs of GPUs seen present with it.
+        earlier: UUIDs of its GPUs in earlier samples.
+        seen_present: UUIDs of GPUs that were present with the container.
     """
-    use = _attribute(container, pids, readings, thresholds, had, seen_present)
+    use = _attribute(container, pids, readings, thresholds, earlier, seen_present)
     if readings is None:
         return use
     fails = readings.failed and use.unknown is not None and use.unknown.reason in ("gpu_missing", "source_failed")
     if fails or (readings.hung and _may_be_on_hung(use, readings)):
-        return use._replace(left_out=True)
+        return use._replace(may_use_unread_gpu=True)
     return use
 
 
@@ -100,7 +109,7 @@ def _attribute(
     pids: frozenset[int] | None,
     readings: GpuReadings | None,
     thresholds: Thresholds,
-    had: Sequence[str],
+    earlier: Sequence[str],
     seen_present: AbstractSet[str] | None,
 ) -> GpuAttribution:
     asked = None if readings is None else _resolve_request(container, readings)
@@ -116,12 +125,12 @@ def _attribute(
         asked = _resolve_names(wanted, readings)
     assigned = _assigned_gpus(asked, pids or frozenset(), readings)
     uuids = tuple(gpu.uuid for gpu in assigned)
-    not_here = [uuid for uuid in had if uuid not in readings.by_name]
+    not_here = [uuid for uuid in earlier if uuid not in readings.by_name]
     missing = tuple(dict.fromkeys([*asked.missing, *(uuid for uuid in not_here if uuid in readings.dropped)]))
-    unread = _unreadable_earlier_gpus(had, assigned, pids, readings)
+    unread = _unreadable_earlier_gpus(earlier, assigned, pids, readings)
     uuids = (*uuids, *unread)
     shares, reasons = ((), []) if pids is None else _shares(assigned, pids, thresholds, wanted)
-    elsewhere = _why_may_be_elsewhere(pids, readings) if ALL in wanted and container.kind in OUTSIDE else None
+    elsewhere = _why_may_be_elsewhere(pids, readings) if ALL in wanted and container.kind in WITHOUT_ENGINE else None
     if missing:
         named = {name: _uuid_of_missing(name, readings) for name in missing}
         its = tuple(dict.fromkeys([*uuids, *not_here, *filter(None, named.values())]))
@@ -133,7 +142,9 @@ def _attribute(
         return use._replace(shares=shares, nameless=nameless, present=seen, may_be_elsewhere=elsewhere is not None)
     if not assigned and not unread:
         return unknown_attribution(
-            (), "gpu_missing", "every GPU with a render node is assigned, and each was lost before"
+            (),
+            "gpu_missing",
+            "the container requests every AMD and Intel GPU, and each was lost before the container started",
         )
     unknown = next(iter(unread.values()), None) or elsewhere
     if unknown is None:
@@ -151,36 +162,36 @@ def _drop_lost(readings: GpuReadings, wanted: AbstractSet[str], seen_present: Ab
 
 
 def _unreadable_earlier_gpus(
-    had: Sequence[str], assigned: Sequence[Gpu], pids: frozenset[int] | None, readings: GpuReadings
+    earlier: Sequence[str], assigned: Sequence[Gpu], pids: frozenset[int] | None, readings: GpuReadings
 ) -> dict[str, Unknown]:
     """Return the earlier GPUs that a container may still use, with the reason.
 
-    The UUID of an AMD GPU changes while its process list, which comes from the same driver, cannot be read.
+    While an AMD driver cannot be read, its GPU has another UUID and no process list.
     """
     own = {gpu.uuid for gpu in assigned}
-    elsewhere = [uuid for uuid in had if uuid not in own]
+    elsewhere = [uuid for uuid in earlier if uuid not in own]
     found: dict[str, Unknown] = {}
     here = {gpu.uuid: gpu for gpu in readings.gpus} if elsewhere else {}
     for uuid in elsewhere:
         gpu = here.get(uuid)
         if gpu is None:
             if readings.failed:
-                found[uuid] = Unknown(reason="source_failed", message=f"it was on {uuid}, whose source fails")
+                found[uuid] = Unknown(reason="source_failed", message=f"the container used {uuid}, whose source fails")
             elif any(each.processes is None for each in readings.gpus):
-                message = f"it was on {uuid}, which is missing, and the processes of another cannot be listed"
+                message = f"the container used {uuid}, which is missing, and another GPU does not list its processes"
                 found[uuid] = Unknown(reason="not_listed", message=message)
         elif pids is None:
             found[uuid] = NO_PIDS
         elif _may_be_on(gpu, pids, readings):
-            message = f"it was on {uuid}, whose processes are not all listed"
+            message = f"the container used {uuid}, which does not list all its processes"
             found[uuid] = Unknown(reason=HUNG if gpu.is_hung else "not_listed", message=message)
     return found
 
 
 def _why_may_be_elsewhere(pids: frozenset[int] | None, readings: GpuReadings) -> Unknown | None:
-    """Why a container outside of engines may use an AMD or Intel GPU without a request."""
-    if WITH_NODES in readings.failed:
-        message = "it names no GPU, so that it may be on one of AMD's or Intel's, whose source fails"
+    """Why a worker without a container engine may use an AMD or Intel GPU that it does not request."""
+    if DRM_SOURCE in readings.failed:
+        message = "the worker names no GPU, so it may use an AMD or Intel GPU, whose source fails"
         return Unknown(reason="source_failed", message=message)
     for gpu in readings.gpus:
         if gpu.node is None:
@@ -188,13 +199,13 @@ def _why_may_be_elsewhere(pids: frozenset[int] | None, readings: GpuReadings) ->
         if pids is None:
             return NO_PIDS
         if _may_be_on(gpu, pids, readings):
-            message = f"it names no GPU, so that it may be on {gpu.uuid}, whose processes are not all listed"
+            message = f"the worker names no GPU, so it may use {gpu.uuid}, which does not list all its processes"
             return Unknown(reason="not_listed", message=message)
     return None
 
 
 def _may_be_on_any(pids: frozenset[int] | None, readings: GpuReadings | None, thresholds: Thresholds) -> bool:
-    """Whether a container without a GPU may use one: unknown is not idle."""
+    """Whether a container without an assigned GPU may use one. True if this is unknown."""
     if pids is None or readings is None or readings.failed or readings.nvidia_unread or readings.gone:
         return True
     return any(_may_be_on(gpu, pids, readings) or _may_work(gpu, thresholds) for gpu in readings.gpus)
@@ -214,7 +225,7 @@ def _may_be_on(gpu: Gpu, pids: frozenset[int], readings: GpuReadings) -> bool:
 def _shares(
     gpus: Sequence[Gpu], pids: frozenset[int], thresholds: Thresholds, wanted: frozenset[str] = frozenset()
 ) -> tuple[tuple[GpuShare, ...], list[Unknown | None]]:
-    # A partitioned GPU without attribution leaves it to its instances.
+    # A GPU with MIG instances lists no processes itself: its instances attribute the work.
     shares: list[GpuShare] = []
     reasons: list[Unknown | None] = []
     for gpu in gpus:
@@ -234,7 +245,7 @@ def _shares(
 def _unassigned_shares(
     pids: frozenset[int] | None, readings: GpuReadings | None, thresholds: Thresholds
 ) -> tuple[GpuShare, ...]:
-    """Shares in GPUs that the engine did not assign (C8)."""
+    """Shares of a container in GPUs that were not assigned to it (C8)."""
     found = () if readings is None else readings.gpus
     if pids is None:
         return tuple(GpuShare(gpu=gpu.uuid, utilization_ratio=None, memory_bytes=None) for gpu in found)
@@ -249,7 +260,7 @@ def unplaced(gpu: Gpu, placed: AbstractSet[int]) -> GpuShare:
 
 
 def unattributed_bytes(gpu: Gpu) -> int | None:
-    """Bytes used by unlisted processes; negative if the driver counts shared memory several times."""
+    """Bytes that no listed process uses; negative if the driver counts shared memory several times."""
     if gpu.memory_used_bytes is None or gpu.listed_bytes is None or (gpu.mig is not None and gpu.mig.shares_memory):
         return None
     return gpu.memory_used_bytes - gpu.listed_bytes
@@ -263,34 +274,37 @@ def unknown_attribution(gpus: tuple[str, ...], reason: str, message: str) -> Gpu
 @dataclass(frozen=True, kw_only=True)
 class _Request:
     wanted: frozenset[str]
-    places: frozenset[int]
+    positions: frozenset[int]
     missing: tuple[str, ...]
 
 
 def _resolve_request(container: Container, readings: GpuReadings) -> _Request:
-    return _resolve_names(_complete_names(container.gpu_request or (), container.kind in OUTSIDE, readings), readings)
+    return _resolve_names(
+        _complete_names(container.gpu_request or (), container.kind in WITHOUT_ENGINE, readings), readings
+    )
 
 
 def _resolve_names(wanted: frozenset[str], readings: GpuReadings) -> _Request:
-    # GPUs with a render node have no index.
+    # A request for all NVIDIA GPUs does not include AMD and Intel GPUs.
     every = readings.numbered if ALL in wanted else frozenset[str]()
-    places = frozenset(
-        place
-        for place, gpu in enumerate(readings.gpus)
+    positions = frozenset(
+        position
+        for position, gpu in enumerate(readings.gpus)
         if gpu.uuid in every or (gpu.node is not None and ALL_NODES in wanted) or not wanted.isdisjoint(gpu.names)
     )
-    return _Request(wanted=wanted, places=places, missing=tuple(_missing_names(wanted, readings)))
+    return _Request(wanted=wanted, positions=positions, missing=tuple(_missing_names(wanted, readings)))
 
 
 def _complete_names(request: tuple[str, ...], outside: bool, readings: GpuReadings) -> frozenset[str]:
-    """Complete the names of a request and drop those that mean no GPU here.
+    """Complete the names of a request, and drop the names that mean no GPU on this host.
 
-    NVIDIA containers also have render nodes. Nodes without other names stay: their GPU may have gone earlier.
+    Nodes with other names are dropped: NVIDIA containers have them too. A request of nodes only stays, as their GPU
+    may be lost.
     """
     wanted = frozenset(_complete_uuid(name, readings) for name in request)
     if not readings.nodes_are_known:
         return wanted - {ALL_NODES} if wanted == _nodes(wanted) else wanted - _nodes(wanted)
-    without_nvidia = not (readings.numbered or readings.nvidia_unread or NUMBERED in readings.failed)
+    without_nvidia = not (readings.numbered or readings.nvidia_unread or NVIDIA_SOURCE in readings.failed)
     if ALL in wanted and without_nvidia and (outside or ALL_NODES in wanted):
         return wanted - {ALL} | {ALL_NODES}
     return wanted
@@ -312,14 +326,14 @@ def _nodes(names: frozenset[str]) -> frozenset[str]:
 
 
 def _assigned_gpus(asked: _Request, pids: frozenset[int], readings: GpuReadings) -> Sequence[Gpu]:
-    places = {place for pid in pids for place in readings.by_pid.get(pid, ())}
-    return [readings.gpus[place] for place in sorted(asked.places | places)]
+    positions = {position for pid in pids for position in readings.by_pid.get(pid, ())}
+    return [readings.gpus[position] for position in sorted(asked.positions | positions)]
 
 
 def _missing_names(wanted: frozenset[str], readings: GpuReadings) -> list[str]:
-    """Requested names without a reading."""
+    """Requested names without a GPU in the readings."""
     names = readings.by_name.keys()
-    nodes, failed = _nodes(wanted), WITH_NODES in readings.failed
+    nodes, failed = _nodes(wanted), DRM_SOURCE in readings.failed
     missed = wanted - nodes - names - {ALL}
     if ALL in wanted and not readings.numbered:
         missed |= {ALL}
@@ -339,17 +353,17 @@ def _uuid_of_missing(name: str, readings: GpuReadings) -> str | None:
 
 def _why_missing(name: str, readings: GpuReadings) -> str:
     if name == ALL:
-        driver = ", though its hardware or its driver is present" if readings.nvidia_unread else ""
-        return f"every NVIDIA GPU is assigned, and none is reported{driver}"
+        driver = ", though NVIDIA hardware or its driver is present" if readings.nvidia_unread else ""
+        return f"the container requests every NVIDIA GPU, and none is reported{driver}"
     if name == ALL_NODES:
-        return "every GPU with a render node is assigned, and their source fails"
+        return "the container requests every AMD and Intel GPU, and their source fails"
     return f"assigned GPU {name} is not reported"
 
 
 def _share(
     gpu: Gpu, pids: frozenset[int], thresholds: Thresholds, *, has_attribution: bool
 ) -> tuple[GpuShare, Unknown | None]:
-    """The share of these processes, and why it is unknown. A 0 counts only on a fully attributed GPU."""
+    """The share of these processes, or why it is unknown. A ratio of 0 requires full attribution."""
     ratio, size, busiest = _sum_use(gpu, pids)
     reason = _why_unknown(gpu, ratio, thresholds)
     attributed = False if not has_attribution else None if gpu.utilization_ratio is None else reason is None
@@ -357,7 +371,7 @@ def _share(
         ratio = ratio or None
         hidden = _may_work(gpu, thresholds) if has_attribution else reason is not None and reason.reason == UNATTRIBUTED
         if not size and hidden and _may_be_held(gpu, thresholds):
-            size = None  # an unlisted process does this work, so it holds memory
+            size = None  # an unlisted process works on the GPU, so it also holds memory
     return GpuShare(gpu.uuid, ratio, size, attributed, None if busiest == ratio else busiest), reason
 
 
@@ -407,5 +421,7 @@ def _why_unknown(gpu: Gpu, ratio: float | None, thresholds: Thresholds) -> Unkno
     if beyond is None:
         return Unknown(reason="not_measured", message=f"{gpu.uuid}: {gpu.unknown or 'a process is not measured'}")
     if beyond > thresholds.gpu_idle_ratio:
-        return Unknown(reason=UNATTRIBUTED, message=f"{gpu.uuid}: {beyond:.0%} of it is used by no listed process")
+        return Unknown(
+            reason=UNATTRIBUTED, message=f"{gpu.uuid}: no listed process explains {beyond:.0%} of its utilisation"
+        )
     return None

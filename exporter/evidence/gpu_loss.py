@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from exporter.model.gpu import NUMBERED, UNIDENTIFIED, WITH_NODES, Gpu, GpuFigures, GpuReadings
+from exporter.model.gpu import DRM_SOURCE, NVIDIA_SOURCE, UNIDENTIFIED, Gpu, GpuFigures, GpuReadings
 
 KNOWN_MAX: Final = 1024
 """Above the number of GPUs in any host."""
@@ -123,4 +123,4 @@ def _is_nameless(gpu: Gpu) -> bool:
 
 
 def _source(gpu: Gpu) -> str:
-    return NUMBERED if gpu.node is None else WITH_NODES
+    return NVIDIA_SOURCE if gpu.node is None else DRM_SOURCE

@@ -58,7 +58,9 @@ class GpuIdleTracker:
         for _, ratio, _, _, busiest in gpu.shares:
             if (busiest if busiest is not None else ratio or 0.0) > gpu_idle_ratio:
                 self._seen_busy_s, since_s, busy = None, None, True
-        if gpu.left_out or (gpu.unknown is not None and gpu.unknown.reason == "source_failed" and not gpu.shares):
+        if gpu.may_use_unread_gpu or (
+            gpu.unknown is not None and gpu.unknown.reason == "source_failed" and not gpu.shares
+        ):
             return self._not_seen_for_an_outage(now_s, busy=busy)
         self._outage_s = None
         if now_s - self._asked_s > self._thresholds.gap_max_s:

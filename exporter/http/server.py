@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from exporter.collectors.registry import SNAPSHOT_FRESH_S
 from exporter.http import evidence, exposition
-from exporter.model.gpu import NUMBERED, WITH_NODES
+from exporter.model.gpu import DRM_SOURCE, NVIDIA_SOURCE
 from exporter.model.snapshot import Snapshot, SourceHealth
 from gpuwarden import __version__, clock
 from gpuwarden import evidence as facts
@@ -189,6 +189,6 @@ def _describe(source: SourceHealth, snapshot: Snapshot | None) -> str:
     refused = [
         f"{gpu.uuid}: {gpu.unknown or ', '.join(gpu.unread_metrics)}"
         for gpu in gpus
-        if gpu.unread_metrics and source.source == (NUMBERED if gpu.node is None else WITH_NODES)
+        if gpu.unread_metrics and source.source == (NVIDIA_SOURCE if gpu.node is None else DRM_SOURCE)
     ]
     return f"{took}, unknown: {'; '.join(refused)}" if refused else f"ok, {took}"

@@ -200,11 +200,11 @@ NODE: Final = re.compile(r"renderD[0-9]+")
 """Documentation/gpu/drm-uapi.rst in the kernel."""
 
 
-NUMBERED: Final = "gpu"
+NVIDIA_SOURCE: Final = "gpu"
 """Source of NVIDIA GPUs."""
 
 
-WITH_NODES: Final = "drm"
+DRM_SOURCE: Final = "drm"
 """Source of AMD and Intel GPUs."""
 
 
@@ -263,7 +263,7 @@ class GpuReadings:
     @cached_property
     def nodes_are_known(self) -> bool:
         """Whether any render node is or was present."""
-        return bool(self.gone) or WITH_NODES in self.failed or any(gpu.node is not None for gpu in self.gpus)
+        return bool(self.gone) or DRM_SOURCE in self.failed or any(gpu.node is not None for gpu in self.gpus)
 
     @cached_property
     def numbered(self) -> frozenset[str]:

@@ -76,12 +76,20 @@ def _parser() -> argparse.ArgumentParser:
     listing = add_act(acts, "list", _list, "list the GPUs in quarantine, oldest first")
     add_json(listing, "one JSON object a line; times are Unix seconds")
 
-    taking = add_act(acts, "quarantine", _quarantine, "take a GPU out of use; an existing quarantine is kept")
+    taking = add_act(
+        acts,
+        "quarantine",
+        _quarantine,
+        "put a GPU in quarantine: its workers claim no jobs. Keeps an existing quarantine",
+    )
     taking.add_argument("gpu", metavar="UUID", type=_gpu, help="the GPU, as in `nvidia-smi -L`")
-    taking.add_argument("--host", help="host key of its host; default: this host")
-    taking.add_argument("--worker", help="a worker that uses it without --gpus, which must not claim either")
+    taking.add_argument("--host", help="host key of the GPU's host; default: this host")
+    taking.add_argument(
+        "--worker",
+        help="worker that uses the GPU without --gpus: also stop this worker from claiming jobs; default: none",
+    )
     add_reason(taking, default="taken out of use by an operator")
 
-    releasing = add_act(acts, "release", _release, "put a GPU back to use; exit 1 if it was in use")
+    releasing = add_act(acts, "release", _release, "end the quarantine of a GPU; exit code 1 if it has none")
     releasing.add_argument("gpu", metavar="UUID", help="the GPU, as in `gpuwarden gpu list`")
     return parser

@@ -16,7 +16,7 @@ from gpuwarden.cli.acts import add_act, add_json, add_reason
 from gpuwarden.cli.progress import figures, report_of, reports, short, whole
 from gpuwarden.fields import made_from
 from gpuwarden.format import Parser, format_duration, format_time, format_utc_time, operator_name, printable
-from gpuwarden.job import ATTEMPTS_MAX, FINAL, JobClass, JobId, State
+from gpuwarden.job import ATTEMPTS_MAX, FINAL, STALL_TIMEOUT_S, JobClass, JobId, State
 from gpuwarden.queue import PRIORITY, BlockedError, Job, JobStore, Submission
 from gpuwarden.queue.open import current, existing
 from gpuwarden.reporter import state_directory
@@ -166,7 +166,7 @@ def _wait(store: JobStore, arguments: argparse.Namespace) -> int:
             if not left:
                 return code
             if left_s <= 0:
-                print(f"gpuwarden job: not over yet: {', '.join(map(str, sorted(left)))}", file=sys.stderr)
+                print(f"gpuwarden job: timeout: not ended yet: {', '.join(map(str, sorted(left)))}", file=sys.stderr)
                 return WAIT_TIMEOUT
             # PostgreSQL does not notify of every end, as notifications serialize commits.
             changes.wait(min(left_s, LOOK_S))
@@ -204,7 +204,7 @@ def _requeue(store: JobStore, arguments: argparse.Namespace) -> int:
     """Submit a copy of an ended job."""
     job = store.job(arguments.job)
     if job.state not in FINAL:
-        return _refuse(f"job {job.job_id} is {job.state}, not over: cancel it first, or unblock it if it is blocked")
+        return _refuse(f"job {job.job_id} is {job.state}: only an ended job can be requeued; cancel the job first")
     reports_steps = job.stall_timeout_s > 0
     again = made_from(
         job, Submission, reports_steps=reports_steps, run_id=arguments.run, budget_s=job.submitted_budget_s, needs=()
@@ -215,7 +215,7 @@ def _requeue(store: JobStore, arguments: argparse.Namespace) -> int:
 
 def _logs(store: JobStore, arguments: argparse.Namespace) -> int:
     if arguments.logs is None:
-        return _refuse("missing --logs (or $GPUWARDEN_JOB_LOG_DIR): the log folder of its `gpuwarden worker run`")
+        return _refuse("missing --logs (or $GPUWARDEN_JOB_LOG_DIR): give the --logs folder of the job's worker")
     job = store.job(arguments.job)
     path = job_logs.newest(arguments.logs, job.job_id, arguments.attempt)
 
@@ -234,7 +234,7 @@ def _block(store: JobStore, arguments: argparse.Namespace) -> int:
         store,
         arguments.job,
         lambda job_id: store.admin.block(job_id, reason=reason),
-        "only a waiting job can be blocked",
+        "only a queued or waiting job can be blocked",
     )
 
 
@@ -242,7 +242,10 @@ def _unblock(store: JobStore, arguments: argparse.Namespace) -> int:
     now = store.now()
     reason = _describe("unblocked", "", at=now)
     return _each(
-        store, arguments.job, lambda job_id: store.admin.unblock(job_id, reason=reason, now=now), "it is not blocked"
+        store,
+        arguments.job,
+        lambda job_id: store.admin.unblock(job_id, reason=reason, now=now),
+        "only a blocked job can be unblocked",
     )
 
 
@@ -284,31 +287,46 @@ def _parser() -> argparse.ArgumentParser:
         "--class",
         dest="job_class",
         choices=list(JobClass),
-        help="job class, which decides the budget; default: the queue's",
+        help="job class, which sets the default budget; default: the class of the queue",
     )
-    submit.add_argument("--model", help="model it needs: workers with it loaded take the job first")
-    submit.add_argument("--payload", type=_object, default={}, help="JSON object for the handler")
-    submit.add_argument("--run", help="run of the job; a failed job fails its run")
+    submit.add_argument(
+        "--model",
+        help="model that the job needs; workers that have loaded this model claim the job first; default: none",
+    )
+    submit.add_argument("--payload", type=_object, default={}, help="JSON object for the handler; default: {}")
+    submit.add_argument("--run", help="run of the job; a failed job fails its run; default: none")
     submit.add_argument(
         "--needs", action="append", default=[], type=int, metavar="JOB",
         help="job of the same run that must complete first; repeatable",
     )  # fmt: skip
     submit.add_argument(
-        "--ranks", type=int, default=1, help="number of workers that run it together (default: %(default)s)"
+        "--ranks",
+        type=int,
+        default=1,
+        help="number of workers that run the job together, as a gang (default: %(default)s)",
     )
-    submit.add_argument("--priority", type=int, default=PRIORITY, help="lower runs sooner (default: %(default)s)")
-    submit.add_argument("--steps-total", type=int, help="number of planned steps, for display")
     submit.add_argument(
-        "--budget-s", type=float, help="time budget of one attempt, seconds; default: by queue or class"
+        "--priority", type=int, default=PRIORITY, help="a job with a lower number runs sooner (default: %(default)s)"
     )
-    submit.add_argument("--stall-timeout-s", type=float, help="time without activity until it is stalled, seconds")
+    submit.add_argument("--steps-total", type=int, help="number of planned steps, for display only; default: unknown")
+    submit.add_argument(
+        "--budget-s",
+        type=float,
+        help="maximum time of one attempt, seconds; default: the budget of the queue, else of the class",
+    )
+    submit.add_argument(
+        "--stall-timeout-s",
+        type=float,
+        help="a job without activity for this long counts as stalled, seconds; 0 turns this off "
+        f"(default: {STALL_TIMEOUT_S:g}; only for class gpu)",
+    )
     submit.add_argument(
         "--attempts-max",
         type=int,
         default=ATTEMPTS_MAX,
-        help="number of attempts before it fails (default: %(default)s)",
+        help="the job fails after this number of attempts (default: %(default)s)",
     )
-    submit.add_argument("--no-steps", action="store_true", help="it reports no steps: no stall timeout applies")
+    submit.add_argument("--no-steps", action="store_true", help="the job reports no steps, so no stall timeout applies")
 
     listing = add_act(acts, "list", _list, "list the newest jobs, oldest first")
     listing.add_argument("--queue", help="only this queue")
@@ -327,7 +345,7 @@ def _parser() -> argparse.ArgumentParser:
     add_json(show, "one JSON object")
 
     wait = add_act(
-        acts, "wait", _wait, "wait until jobs are over; exit code 0 completed, 1 failed or cancelled, 2 timeout"
+        acts, "wait", _wait, "wait until jobs have ended; exit code 0 completed, 1 failed or cancelled, 2 timeout"
     )
     wait.add_argument("job", type=int, metavar="JOB", nargs="+")
     wait.add_argument("--timeout-s", type=float, help="timeout, seconds; default: none")
@@ -344,16 +362,16 @@ def _parser() -> argparse.ArgumentParser:
     logs = add_act(acts, "logs", _logs, "print the log of an attempt that ran on this host")
     logs.add_argument("job", type=int, metavar="JOB")
     logs.add_argument("--attempt", type=int, help="number of the attempt; default: the latest with a log")
-    logs.add_argument("--follow", action="store_true", help="follow the log until the attempt is over")
+    logs.add_argument("--follow", action="store_true", help="follow the log until the attempt ends")
     log_dir = os.environ.get("GPUWARDEN_JOB_LOG_DIR")
     logs.add_argument("--logs", type=Path, metavar="DIR", default=None if log_dir is None else Path(log_dir),
-                      help="log folder of its worker; default: $GPUWARDEN_JOB_LOG_DIR")  # fmt: skip
+                      help="--logs folder of the job's worker; default: $GPUWARDEN_JOB_LOG_DIR")  # fmt: skip
 
-    block = add_act(acts, "block", _block, "keep workers from claiming waiting jobs")
+    block = add_act(acts, "block", _block, "block jobs that have not started: no worker claims them")
     block.add_argument("job", type=int, metavar="JOB", nargs="+")
     add_reason(block)
 
-    unblock = add_act(acts, "unblock", _unblock, "allow claims of blocked jobs again")
+    unblock = add_act(acts, "unblock", _unblock, "unblock jobs: workers may claim them again")
     unblock.add_argument("job", type=int, metavar="JOB", nargs="+")
     return parser
 
@@ -369,7 +387,7 @@ def _dir(parser: argparse.ArgumentParser) -> None:
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+        raise argparse.ArgumentTypeError(f"invalid number {text!r}: use a whole number, 0 or more")
     return int(text)
 
 

@@ -123,7 +123,9 @@ def _submit(arguments: argparse.Namespace) -> int:
     try:
         text = sys.stdin.read() if arguments.file == "-" else Path(arguments.file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RunFileError(f"{arguments.file} cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        message = f"cannot read {arguments.file} ({why}): give a JSON file in UTF-8, or - for standard input"
+        raise RunFileError(message) from None
     try:
         run_id, submissions, needs = parse(text)
     except RunFileError as error:

@@ -1,4 +1,4 @@
-"""What a worker does: register, claim, renew, and return a result."""
+"""The queue operations of a worker: register, claim a job, renew its lease, and return its result."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -29,23 +29,23 @@ from gpuwarden.queue.models import DrainedError, Job, ReplacedError, Result, che
 from gpuwarden.queue.schema import DEAD_WORKERS, JOBS, QUEUES, WORKER_GPUS, WORKERS
 from gpuwarden.queue.sql import Prepared
 
-_Its: TypeAlias = Mapping[str, ColumnElement[Any]]
+_Params: TypeAlias = Mapping[str, ColumnElement[Any]]
 
 
 class Claims(QueueBase):
-    """A worker's moves."""
+    """The queue operations of a worker."""
 
     def register(
         self, queue: str, *, host: str, worker: str, incarnation: str, now: float, gpus: Sequence[str] = ()
     ) -> list[JobId]:
-        """Start a new incarnation and requeue the jobs of the previous one; returns their ids.
+        """Start a new incarnation of a worker and requeue the jobs of its earlier incarnations; returns their ids.
 
-        The caller must hold the slot's lock: it proves that the previous incarnation has ended. A worker with the same
-        name and another state folder is not detected. Fenced jobs stay fenced.
+        The caller must hold the lock of the worker's state file, which proves that the earlier incarnation has ended.
+        Two workers with one name in different state folders are not detected. Fenced jobs stay fenced.
         """
         with writing(self._engine) as connection:
-            sql.see_worker(connection, host, worker, queue, incarnation, now, model=None)  # also locks the row
-            connection.execute(*_unflag(host=host, worker=worker, incarnation=incarnation))
+            sql.set_incarnation(connection, host, worker, queue, incarnation, now, model=None)  # also locks the row
+            connection.execute(*_delete_dead_flag(host=host, worker=worker, incarnation=incarnation))
             slot = and_(WORKER_GPUS.c.host == host, WORKER_GPUS.c.worker == worker)
             connection.execute(delete(WORKER_GPUS).where(slot))
             if gpus:
@@ -68,13 +68,13 @@ class Claims(QueueBase):
         lease_s: float = LEASE_S,
         loaded: str | None = None,
     ) -> Job | None:
-        """Claim the next job of the queue and raise its attempt; `None` if this worker can take none.
+        """Claim the next job of the queue and increase its attempt number; `None` if this worker can take no job.
 
         Jobs go by priority, then age. Within a priority, jobs for the model `loaded` go first until another job has
-        waited for `AFFINITY_S`. If the answer to a claim was lost, the next claim returns the same job.
+        waited for `AFFINITY_S`. If the connection failed before a claim returned, the next claim returns the same job.
 
         Raises:
-            ReplacedError: this incarnation is over.
+            ReplacedError: this incarnation was replaced or retired.
             DrainedError: the worker is draining and has no job.
         """
         slot = {"host": host, "worker": worker}
@@ -84,7 +84,7 @@ class Claims(QueueBase):
         if loaded is not None:
             question |= {"loaded": loaded, "overtaken_since": now - AFFINITY_S}
         over = ReplacedError(f"incarnation {incarnation} of worker {host}/{worker} is over")
-        # Read first: an empty claim must write nothing, or idle workers wake one another.
+        # Read first: a claim that finds no job must not write: a write would wake the other idle workers.
         with reading(self._engine) as connection:
             found = connection.execute(*_find_next(**question, incarnation=incarnation)).one()
         if found.over:
@@ -97,17 +97,17 @@ class Claims(QueueBase):
             # Lock the worker's row first: it orders the claim and the next registration.
             if not sql.touch_worker(connection, host, worker, queue, incarnation, now, loaded=loaded):
                 raise over
-            # Check again under the lock: a claim whose answer was lost is committed now.
-            row = connection.execute(*_take_again(**mine, until=until)).one_or_none()
+            # Check again under the lock: an earlier claim of this worker may have been committed since the read.
+            row = connection.execute(*_extend_own_claim(**mine, until=until)).one_or_none()
             if row is None:
                 row = connection.execute(*_take(**question, incarnation=incarnation, until=until)).one_or_none()
             elif sql.recover_lost(connection, row.job_id, row.attempt, incarnation, now):
-                row = connection.execute(*_take_again(**mine, until=until)).one()
+                row = connection.execute(*_extend_own_claim(**mine, until=until)).one()
             if row is None:
                 return None
             model = row.model or row.job_class
             sql.touch_worker(connection, host, worker, queue, incarnation, now, model=model, loaded=loaded)
-        if row.gang is not None:  # in a separate transaction: two claims of ranks of one gang would deadlock
+        if row.gang is not None:  # in its own transaction: otherwise claims of two ranks of a gang deadlock
             with writing(self._engine) as connection:
                 ranks.begin(connection, row.gang)
         return to_job(row)
@@ -123,25 +123,23 @@ class Claims(QueueBase):
         now: float,
         loaded: str | None = None,
     ) -> bool:
-        """Refresh the worker's row; False if this incarnation is over and must stop.
+        """Refresh the worker's row; False if this incarnation was replaced or retired: the worker must stop.
 
-        `model` is the current job's, `loaded` the one kept for later jobs.
+        `model` is the model of the current job. `loaded` is the model that the worker keeps for later jobs.
         """
-        with autocommit(
-            self._engine
-        ) as connection:  # the caller's thread may be suspended at any point: see autocommit
+        # The calling thread may be suspended at any point: see autocommit.
+        with autocommit(self._engine) as connection:
             accepted = sql.touch_worker(connection, host, worker, queue, incarnation, now, model=model, loaded=loaded)
             if accepted:
-                connection.execute(*_unflag(host=host, worker=worker, incarnation=incarnation))
+                connection.execute(*_delete_dead_flag(host=host, worker=worker, incarnation=incarnation))
             return accepted
 
     def renew(self, job_id: int, *, attempt: int, incarnation: str, now: float, lease_s: float = LEASE_S) -> bool:
-        """Extend the lease; False if this attempt has lost the job."""
+        """Extend the lease; False if this attempt no longer owns the job."""
         claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
         until = now + lease_s
-        with autocommit(
-            self._engine
-        ) as connection:  # the caller's thread may be suspended at any point: see autocommit
+        # The calling thread may be suspended at any point: see autocommit.
+        with autocommit(self._engine) as connection:
 
             def renew() -> bool:
                 return connection.execute(*_renew(**claim, until=until)).rowcount == 1
@@ -152,14 +150,14 @@ class Claims(QueueBase):
             return renew() or recover() or renew()
 
     def owns(self, job_id: int, *, attempt: int, incarnation: str) -> bool:
-        """Whether the attempt still has its job; one cheap read."""
+        """Whether the attempt still owns its job; one cheap read."""
         with reading(self._engine) as connection:
             return connection.scalar(*_owned_job(job_id=job_id, attempt=attempt, incarnation=incarnation)) is not None
 
     def complete(self, job_id: int, *, attempt: int, incarnation: str, now: float, result: Result = None) -> bool:
-        """Complete the attempt; False, with nothing written, if it has lost the job.
+        """Complete the job; False, with nothing written, if this attempt no longer owns the job.
 
-        A rank of a gang completes with the last rank. `result` is kept with the job.
+        The jobs of a gang complete together, when the last rank finishes. `result` is stored with the job.
 
         Raises:
             ResultError: the result is not JSON, or is too long.
@@ -180,18 +178,18 @@ class Claims(QueueBase):
                 return True
             connection.execute(*sql.write_event(kind=Kind.COMPLETED, now=now, job_id=job_id))
             if run_id is not None:
-                runs.go_on(connection, run_id, job_id, now)
+                runs.queue_dependents(connection, run_id, job_id, now)
             return True
 
     def fail_by_worker(self, job_id: int, *, attempt: int, incarnation: str, reason: str, now: float) -> bool:
-        """Fail the job because its code failed; False if the attempt has lost it."""
+        """Fail the job reason its code failed; False if this attempt no longer owns the job."""
         held = sql.is_held(job_id, attempt, incarnation)
         with writing(self._engine) as connection:
             sql.recover_lost(connection, job_id, attempt, incarnation, now)
             return sql.end_failed(connection, Move.FAIL_BY_WORKER, held, job_id, reason, now)
 
     def release(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> bool:
-        """Return the job to the queue without a retry, as the worker stops."""
+        """Requeue the job of a worker that stops. No retry is counted."""
         held = sql.is_held(job_id, attempt, incarnation)
         with writing(self._engine) as connection:
             ranks.lock_runs_of(connection, sql.is_claimed(job_id, attempt, incarnation))
@@ -201,7 +199,7 @@ class Claims(QueueBase):
             return bool(released)
 
     def retired_for(self, *, host: str, worker: str, incarnation: str) -> Condition | None:
-        """The condition for which this incarnation lost its job, until it is replaced."""
+        """The condition for which gpuwarden took this incarnation's job; `None` if none, or once it is replaced."""
         condition = select(WORKERS.c.retired_for).where(
             WORKERS.c.host == host, WORKERS.c.worker == worker, WORKERS.c.retired_incarnation == incarnation
         )
@@ -211,35 +209,35 @@ class Claims(QueueBase):
 
 
 @Prepared
-def _unflag(**its: ColumnElement[Any]) -> Executable:
-    its_flag = and_(DEAD_WORKERS.c.host == its["host"], DEAD_WORKERS.c.worker == its["worker"])
-    its_row = and_(WORKERS.c.host == its["host"], WORKERS.c.worker == its["worker"])
-    lives = and_(its_row, WORKERS.c.incarnation == its["incarnation"], sql.is_not_retired(its["incarnation"]))
+def _delete_dead_flag(**params: ColumnElement[Any]) -> Executable:
+    its_flag = and_(DEAD_WORKERS.c.host == params["host"], DEAD_WORKERS.c.worker == params["worker"])
+    its_row = and_(WORKERS.c.host == params["host"], WORKERS.c.worker == params["worker"])
+    lives = and_(its_row, WORKERS.c.incarnation == params["incarnation"], sql.is_not_retired(params["incarnation"]))
     return delete(DEAD_WORKERS).where(its_flag, exists(select(literal(1)).where(lives)))
 
 
 @Prepared
-def _find_next(**its: ColumnElement[Any]) -> Executable:
-    host, worker, incarnation = its["host"], its["worker"], its["incarnation"]
+def _find_next(**params: ColumnElement[Any]) -> Executable:
+    host, worker, incarnation = params["host"], params["worker"], params["incarnation"]
     over = sql.is_over(host, worker, incarnation).scalar_subquery()
     slot = and_(WORKERS.c.host == host, WORKERS.c.worker == worker)
     drained = exists().where(slot, WORKERS.c.draining_incarnation == incarnation)
     mine = exists().where(sql.running_with(host, worker, incarnation))
-    following = _next(its, _may_claim(its))
+    following = _next(params, _may_claim(params))
     return select(over.label("over"), drained.label("drained"), mine.label("mine"), following.label("next"))
 
 
 @Prepared
-def _take(**its: ColumnElement[Any]) -> Executable:
+def _take(**params: ColumnElement[Any]) -> Executable:
     claim = sql.transition(
         Move.CLAIM,
-        JOBS.c.job_id == _next(its, _may_claim(its), lock=True),
+        JOBS.c.job_id == _next(params, _may_claim(params), lock=True),
         attempt=JOBS.c.attempt + 1,
-        claimed_by=its["incarnation"],
-        host=its["host"],
-        worker=its["worker"],
-        claimed_at=its["now"],
-        lease_expires_at=its["until"],
+        claimed_by=params["incarnation"],
+        host=params["host"],
+        worker=params["worker"],
+        claimed_at=params["now"],
+        lease_expires_at=params["until"],
         budget_s=_budget_s(),
         reason=None,
     )
@@ -254,78 +252,81 @@ def _budget_s() -> ColumnElement[float]:
 
 
 @Prepared
-def _take_again(**its: ColumnElement[Any]) -> Executable:
-    mine = sql.running_with(its["host"], its["worker"], its["incarnation"])
-    return update(JOBS).where(mine).values(lease_expires_at=its["until"]).returning(JOBS)
+def _extend_own_claim(**params: ColumnElement[Any]) -> Executable:
+    mine = sql.running_with(params["host"], params["worker"], params["incarnation"])
+    return update(JOBS).where(mine).values(lease_expires_at=params["until"]).returning(JOBS)
 
 
 @Prepared
-def _renew(**its: ColumnElement[Any]) -> Executable:
-    return update(JOBS).where(_is_held(its)).values(lease_expires_at=its["until"])
+def _renew(**params: ColumnElement[Any]) -> Executable:
+    return update(JOBS).where(_is_held(params)).values(lease_expires_at=params["until"])
 
 
 @Prepared
-def _owned_job(**its: ColumnElement[Any]) -> Executable:
-    claimed = sql.is_claimed(its["job_id"], its["attempt"], its["incarnation"])
+def _owned_job(**params: ColumnElement[Any]) -> Executable:
+    claimed = sql.is_claimed(params["job_id"], params["attempt"], params["incarnation"])
     return select(JOBS.c.job_id).where(claimed, sql.is_in({State.RUNNING, State.HOST_LOST}))
 
 
 @Prepared
-def _complete(**its: ColumnElement[Any]) -> Executable:
-    ended = {"ended_at": its["now"], "result": its["result"], **sql.UNCLAIMED}
-    return sql.transition(Move.COMPLETE, _is_held(its), **ended)
+def _complete(**params: ColumnElement[Any]) -> Executable:
+    ended = {"ended_at": params["now"], "result": params["result"], **sql.UNCLAIMED}
+    return sql.transition(Move.COMPLETE, _is_held(params), **ended)
 
 
 @Prepared
-def _finish(**its: ColumnElement[Any]) -> Executable:
-    return sql.transition(Move.FINISH, _is_held(its), result=its["result"], **sql.UNCLAIMED)
+def _finish(**params: ColumnElement[Any]) -> Executable:
+    return sql.transition(Move.FINISH, _is_held(params), result=params["result"], **sql.UNCLAIMED)
 
 
 @Prepared
-def _gang_of(**its: ColumnElement[Any]) -> Executable:
-    return select(JOBS.c.gang).where(JOBS.c.job_id == its["job_id"])
+def _gang_of(**params: ColumnElement[Any]) -> Executable:
+    return select(JOBS.c.gang).where(JOBS.c.job_id == params["job_id"])
 
 
-def _is_held(its: _Its) -> ColumnElement[bool]:
-    return sql.is_held(its["job_id"], its["attempt"], its["incarnation"])
+def _is_held(params: _Params) -> ColumnElement[bool]:
+    return sql.is_held(params["job_id"], params["attempt"], params["incarnation"])
 
 
-def _next(its: _Its, *where: ColumnElement[bool], lock: bool = False) -> ColumnElement[Any]:
-    if "loaded" not in its:
-        first = _claimable(its, JOBS.alias("job"), *where)
-        return _the_id(first.with_for_update(skip_locked=True) if lock else first)
-    head = _claimable(its, JOBS.alias("head")).subquery("head")
+def _next(params: _Params, *where: ColumnElement[bool], lock: bool = False) -> ColumnElement[Any]:
+    if "loaded" not in params:
+        first = _claimable(params, JOBS.alias("job"), *where)
+        return _job_id_of(first.with_for_update(skip_locked=True) if lock else first)
+    head = _claimable(params, JOBS.alias("head")).subquery("head")
     job = JOBS.alias("alike")
-    alike = _claimable(
-        its,
+    same_model = _claimable(
+        params,
         job,
         *where,
-        job.c.model == its["loaded"],
+        job.c.model == params["loaded"],
         job.c.priority == head.c.priority,
-        head.c.queued_at > its["overtaken_since"],
+        head.c.queued_at > params["overtaken_since"],
     )
-    first = _claimable(its, JOBS.alias("job"), *where)
+    first = _claimable(params, JOBS.alias("job"), *where)
     if lock:
-        alike, first = alike.with_for_update(skip_locked=True, of=job), first.with_for_update(skip_locked=True)
-    return func.coalesce(_the_id(alike), _the_id(first))
+        same_model, first = (
+            same_model.with_for_update(skip_locked=True, of=job),
+            first.with_for_update(skip_locked=True),
+        )
+    return func.coalesce(_job_id_of(same_model), _job_id_of(first))
 
 
-def _the_id(jobs: Select[Any]) -> ColumnElement[Any]:
+def _job_id_of(jobs: Select[Any]) -> ColumnElement[Any]:
     return jobs.with_only_columns(jobs.selected_columns.job_id).scalar_subquery()
 
 
-def _claimable(its: _Its, job: Any, *where: ColumnElement[bool]) -> Select[Any]:
-    elsewhere = sql.is_better_elsewhere(job, its["host"], its["worker"], its["now"], its["fresh_since"])
-    barred = sql.is_barred(job, its["host"], its["worker"])
+def _claimable(params: _Params, job: Any, *where: ColumnElement[bool]) -> Select[Any]:
+    elsewhere = sql.is_better_elsewhere(job, params["host"], params["worker"], params["now"], params["fresh_since"])
+    barred = sql.is_barred(job, params["host"], params["worker"])
     return (
         select(job.c.job_id, job.c.priority, job.c.queued_at)
-        .where(job.c.queue == its["queue"], sql.from_sources(Move.CLAIM, job), not_(or_(elsewhere, barred)), *where)
+        .where(job.c.queue == params["queue"], sql.from_sources(Move.CLAIM, job), not_(or_(elsewhere, barred)), *where)
         .order_by(job.c.priority, job.c.job_id)
         .limit(literal_column("1"))
     )
 
 
-def _may_claim(its: _Its) -> ColumnElement[bool]:
-    host, worker = its["host"], its["worker"]
-    kept_from = (sql.is_locked, sql.is_in_quarantine, sql.is_held_by_lost)
-    return not_(or_(*(keeps(host, worker) for keeps in kept_from)))
+def _may_claim(params: _Params) -> ColumnElement[bool]:
+    host, worker = params["host"], params["worker"]
+    reasons = (sql.is_locked, sql.is_in_quarantine, sql.is_held_by_lost)
+    return not_(or_(*(applies(host, worker) for applies in reasons)))

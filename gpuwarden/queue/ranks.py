@@ -32,7 +32,7 @@ def close(connection: Connection, run_id: str, gang: int, now: float) -> None:
     for job_id in ids:
         connection.execute(*sql.write_event(kind=Kind.COMPLETED, now=now, job_id=job_id))
     for job_id in ids:
-        runs.go_on(connection, run_id, job_id, now)
+        runs.queue_dependents(connection, run_id, job_id, now)
 
 
 def lock_runs_of(connection: Connection, which: ColumnElement[bool]) -> None:

@@ -188,7 +188,7 @@ def _unmet(connection: Connection, run_id: str | None, needs: Sequence[int]) -> 
     if not needs:
         return 0
     if run_id is None:
-        raise SubmissionError("a job with needs must be in their run: name the run")
+        raise SubmissionError("a job that needs other jobs must be in their run: set the run")
     # The run is locked, so no job in it completes now.
     found = connection.execute(select(JOBS.c.job_id, JOBS.c.run_id, JOBS.c.state).where(JOBS.c.job_id.in_(needs)))
     states = {row.job_id: State(row.state) for row in found if row.run_id == run_id}
@@ -229,7 +229,7 @@ def _run_of(**its: ColumnElement[Any]) -> Executable:
     return select(JOBS.c.run_id).where(JOBS.c.job_id == its["job_id"])
 
 
-def go_on(connection: Connection, run_id: str, job_id: int, now: float) -> None:
+def queue_dependents(connection: Connection, run_id: str, job_id: int, now: float) -> None:
     """Queue the jobs that waited only for a completed job, and end a finished run."""
     waiting = select(DEPENDENCIES.c.job_id).where(DEPENDENCIES.c.needs_job_id == job_id)
     freed = update(JOBS).where(JOBS.c.job_id.in_(waiting), sql.is_in({State.WAITING, State.BLOCKED}))

@@ -227,7 +227,7 @@ def is_over(host: Value[str], worker: Value[str], incarnation: Value[str]) -> Se
     return select(over).where(WORKERS.c.host == host, WORKERS.c.worker == worker)
 
 
-def see_worker(
+def set_incarnation(
     connection: Connection, host: str, worker: str, queue: str, incarnation: str, now: float, *, model: str | None
 ) -> None:
     """Set the incarnation of a worker's row."""

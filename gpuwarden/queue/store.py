@@ -95,7 +95,7 @@ class JobStore:
         with reading(self._engine) as connection:
             row = connection.execute(select(JOBS).where(JOBS.c.job_id == job_id)).one_or_none()
         if row is None:
-            raise UnknownJobError(f"the queue has no job {job_id}")
+            raise UnknownJobError(f"the queue has no job {job_id}: see `gpuwarden job list`")
         return to_job(row)
 
     def jobs(self, *, states: frozenset[State] = frozenset(State)) -> list[Job]:

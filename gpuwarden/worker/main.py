@@ -119,14 +119,14 @@ def _parser() -> argparse.ArgumentParser:
         description="Claim jobs from a queue and run them, one at a time.",
         formatter_class=Help,
         epilog="Exit codes: 0 stopped by a signal; 1 could not start, or the queue refused a result; "
-        f"{EXIT_DISOWNED} the job was lost, or this incarnation is over; "
-        f"{Condition.BUDGET.exit_code} lost for its budget, {Condition.STALL.exit_code} for a stall, "
-        f"{Condition.HEALTH.exit_code} for GPU health.",
+        f"{EXIT_DISOWNED} the job has another owner, or another process replaced this worker. gpuwarden took the job: "
+        f"{Condition.BUDGET.exit_code} over its time budget, {Condition.STALL.exit_code} stalled, "
+        f"{Condition.HEALTH.exit_code} unhealthy.",
     )
     parser.add_argument("handler", metavar="HANDLER", nargs="?",
                         help="module:function that loads a job and returns its work, module:queue, or a "
                              "module with one gpuwarden.Queue")  # fmt: skip
-    parser.add_argument("--handler", dest="named_handler", metavar="HANDLER", help="the handler, as an option")
+    parser.add_argument("--handler", dest="named_handler", metavar="HANDLER", help="same as the argument HANDLER")
     parser.add_argument("--name", default="worker-0", help="name of this slot and its state files, unique on the "
                         "host")  # fmt: skip
     parser.add_argument("--queue", help="queue to serve; default: the gpuwarden.Queue's, else gpu")

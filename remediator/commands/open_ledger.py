@@ -35,7 +35,7 @@ def _check_named(url: str) -> str:
     if url:
         return url
     raise argparse.ArgumentTypeError(
-        f"no ledger found: set --ledger or ${LEDGER_ENV} to its database URL, as in gpuwarden.env of `gpuwarden init`"
+        f"no ledger found: set --ledger or ${LEDGER_ENV} to the URL in gpuwarden.env, written by `gpuwarden init`"
     )
 
 

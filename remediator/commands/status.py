@@ -273,7 +273,7 @@ def _armed(orders: Orders, hosts: Sequence[str]) -> Iterator[Armed]:
         for remedy in sorted(REMEDIES):
             order = orders.arming(host=host, remedy=remedy)
             by = None if order is None else f"{_DONE[order.act]} by {order.who} at {format_time(order.at)}"
-            armed, asks = orders.armed(host=host, remedy=remedy), orders.asks(host=host, remedy=remedy)
+            armed, asks = orders.armed(host=host, remedy=remedy), orders.needs_approval(host=host, remedy=remedy)
             yield Armed(host=host, remedy=remedy, armed=armed, approval=asks, by=by)
 
 

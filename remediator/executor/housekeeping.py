@@ -62,7 +62,7 @@ class Housekeeping:
         """Write this executor's heartbeat. Log which remedies are armed if that changed."""
         orders = self._ledger.orders.current()
         armed = tuple(remedy for remedy in REMEDIES if orders.armed(host=self._host, remedy=remedy))
-        asking = tuple(remedy for remedy in armed if orders.asks(host=self._host, remedy=remedy))
+        asking = tuple(remedy for remedy in armed if orders.needs_approval(host=self._host, remedy=remedy))
         if (armed, asking) != self._armed:
             self._armed = (armed, asking)
             self._log_armed(orders)
@@ -80,7 +80,7 @@ class Housekeeping:
         for remedy in REMEDIES:
             order = orders.arming(host=self._host, remedy=remedy)
             by = {} if order is None else {"by": order.who, "reason": order.reason}
-            if orders.asks(host=self._host, remedy=remedy):
+            if orders.needs_approval(host=self._host, remedy=remedy):
                 log.warning("armed with approval: acts after an operator approves", remedy=remedy, **by)
             elif orders.armed(host=self._host, remedy=remedy):
                 log.warning("armed: acts", remedy=remedy, **by)

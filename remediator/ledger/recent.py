@@ -53,11 +53,11 @@ def recent_activity(
         safety_limits.breaker_window_s, safety_limits.cooldown_s, safety_limits.vram_cooldown_s, RATE_WINDOW_S
     )
     frees = restart_intents_since(connection, since=now - longest_s)
-    released_at = orders.released_at() or 0.0
+    breaker_reset_at = orders.breaker_reset_at() or 0.0
     # A release in the future is from before the clock was set back: ignore it.
-    released_at = released_at if released_at <= now else 0.0
-    storm_since = max(now - safety_limits.breaker_window_s, released_at)
-    rate_since = max(now - RATE_WINDOW_S, released_at)
+    breaker_reset_at = breaker_reset_at if breaker_reset_at <= now else 0.0
+    storm_since = max(now - safety_limits.breaker_window_s, breaker_reset_at)
+    rate_since = max(now - RATE_WINDOW_S, breaker_reset_at)
     # A restart in the future counts no longer than its window.
     storm_until, rate_until = now + safety_limits.breaker_window_s, now + RATE_WINDOW_S
     targets = {target(row.host, row.data["handle"]) for row in frees if storm_since < row.created_at < storm_until}

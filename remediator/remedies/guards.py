@@ -1,7 +1,7 @@
 """Checks before an action begins: arming, pauses, the circuit breaker, cool-downs and approval. Pure.
 
-A refusal is a `Wait`: the episode stays open and is checked again. An action that has fenced a job or stopped a
-container is finished in spite of later orders, unless the remedy is disarmed.
+A hold is a `Wait`: the episode stays open and is checked again. Once an action has fenced a job or stopped a container,
+only disarming its remedy holds it.
 """
 
 import math
@@ -36,14 +36,14 @@ class Act(StrEnum):
     """Kind of order."""
 
     ARM = "arm"
-    ASK = "ask"  # armed, with approval of each restart
+    ASK = "ask"  # armed; each action needs an approval
     DISARM = "disarm"
     APPROVE = "approve"
     DECLINE = "decline"
     PAUSE = "pause"
     RESUME = "resume"  # ends or cancels a pause
     BREAKER = "breaker"
-    RELEASE = "release"
+    RELEASE = "release"  # closes the circuit breaker
 
 
 TOPIC: Final[Mapping[Act, str]] = {
@@ -57,15 +57,15 @@ TOPIC: Final[Mapping[Act, str]] = {
     Act.BREAKER: "breaker",
     Act.RELEASE: "breaker",
 }
-"""Orders of one topic replace one another, per host and remedy; approvals per episode. Pauses are independent."""
+"""A new order replaces earlier ones of its topic, per host and remedy or per episode. Pauses are independent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One order. Times are Unix seconds; `None` as host or remedy is every one.
+    """One order. Times are Unix seconds. A `host` or `remedy` of `None` means all of them.
 
-    `until` ends a pause or an unused approval, and `since` begins a pause. `ends` is the pause that a resume ends;
-    `None` ends all that have begun. An approval or refusal is about `episode_id` and the container incarnation `key`.
+    `since` is the start of a pause, `until` the end of a pause or an unused approval. `ends` is the pause that a resume
+    ends; `None` ends all that have begun. An approval or refusal has the action's `episode_id` and `key`.
     """
 
     act: Act
@@ -93,7 +93,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """Orders that still matter, oldest first."""
+    """Orders in force, oldest first."""
 
     given: Sequence[Order] = ()
 
@@ -111,13 +111,13 @@ class Orders:
         order = self.arming(host=host, remedy=remedy)
         return order is not None and order.act is not Act.DISARM
 
-    def asks(self, *, host: str, remedy: str) -> bool:
+    def needs_approval(self, *, host: str, remedy: str) -> bool:
         """Whether each action of the remedy needs an approval."""
         order = self.arming(host=host, remedy=remedy)
         return order is not None and order.act is Act.ASK
 
     def pauses(self, *, host: str | None, now: float) -> list[Order]:
-        """Return current and future pauses by start; `host=None` is every host."""
+        """Return current and future pauses, by start. `host=None` means all hosts."""
         left: list[Order] = []
         for order in self.given:
             if order.act is Act.PAUSE:
@@ -137,7 +137,7 @@ class Orders:
         latest = self._latest_breaker_order()
         return latest if latest is not None and latest.act is Act.BREAKER else None
 
-    def released_at(self) -> float | None:
+    def breaker_reset_at(self) -> float | None:
         """When an operator last closed the circuit breaker."""
         latest = self._latest_breaker_order()
         return latest.at if latest is not None and latest.act is Act.RELEASE else None
@@ -155,9 +155,8 @@ RATE_WINDOW_S: Final = 3600.0
 class SafetyLimits:
     """Rate limits and cool-downs, from the settings. A cool-down of 0 is off.
 
-    More containers than `breaker_targets` and the share `breaker_share` of the workers open the circuit breaker, and so
-    do more than `breaker_restarts` in an hour. `vram_cooldown_s` is between two VRAM restarts on one GPU. With
-    `unknown_holds` nothing begins while an Alertmanager does not answer about silences.
+    The circuit breaker opens above `containers_max` or `restarts_max`. `vram_cooldown_s` is for VRAM restarts on one
+    GPU. With `unknown_holds` no action begins while an Alertmanager cannot be queried.
     """
 
     cooldown_s: float = 300.0
@@ -179,10 +178,10 @@ class SafetyLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class ProposedAction:
-    """The action that a step would begin, or one that is planned.
+    """The action that a step would begin, or that is already planned.
 
-    `handle` survives a restart, `key` is the incarnation or the verdict on a run. `gpus` are those of a VRAM restart.
-    `lock_target` is the worker to lock or the run to block.
+    `handle` names the container and survives a restart. `key` is the container incarnation or the decision about a run.
+    `gpus` are the GPUs of a VRAM restart. `lock_target` is the worker to lock or the run to block.
     """
 
     episode_id: int
@@ -202,11 +201,11 @@ class ProposedAction:
 
 @dataclass(frozen=True, kw_only=True)
 class RecentActivity:
-    """Recent actions and orders, from the ledger. Counts begin when the circuit breaker was last closed.
+    """Recent actions and orders, from the ledger. Counts start at the last breaker reset.
 
-    `targets` and `lock_targets` cover the window, `restarts` covers `RATE_WINDOW_S`. `restarted_s_ago` is negative if
-    the wall clock was set back. `gpu_restarted_s_ago` is that of another container on one of the GPUs; 0 during a
-    restart. `answer` is the last approval or refusal of this episode.
+    `targets` and `lock_targets` cover the breaker window, `restarts` covers `RATE_WINDOW_S`. `restarted_s_ago` is below
+    0 if the wall clock was set back. `gpu_restarted_s_ago` is for another container on one of the GPUs; 0 during its
+    restart. `fleet` is the number of workers. `answer` is the last approval or refusal of this episode.
     """
 
     targets: frozenset[str] = frozenset()
@@ -279,9 +278,9 @@ def _vram_gpus(episode: Episode, step: Step) -> frozenset[str]:
 def may_begin(
     action: ProposedAction, orders: Orders, recent: RecentActivity, safety_limits: SafetyLimits, *, now: float
 ) -> Wait | TripBreaker | None:
-    """Check whether a restart may begin: `None`, or why not.
+    """Check whether a restart may begin: `None`, or the hold.
 
-    Approval comes after every other hold and before the limits: an action without approval does not count.
+    Approval comes before the limits: the circuit breaker does not count an action without approval.
     """
     if (disarmed := _check_armed(action, orders)) is not None:
         return disarmed
@@ -290,16 +289,16 @@ def may_begin(
     ago_s = recent.restarted_s_ago
     if ago_s is not None and abs(ago_s) < safety_limits.cooldown_s:
         message = (
-            f"restarted {max(0.0, ago_s):.0f} s ago; cool-down of {safety_limits.cooldown_s:.0f} s: "
-            "another restart so soon is unlikely to help; checked again afterwards"
+            f"restarted {max(0.0, ago_s):.0f} s ago; waits for the cool-down of {safety_limits.cooldown_s:.0f} s "
+            "(--cooldown-s), then checks the evidence again"
         )
         return Wait(reason=Reason.COOLDOWN, message=message)
     ago_s = recent.gpu_restarted_s_ago
     if ago_s is not None and (ago_s == 0 or abs(ago_s) < safety_limits.vram_cooldown_s):
         activity = f"was restarted {max(0.0, ago_s):.0f} s ago" if ago_s else "has a restart planned or running"
         message = (
-            f"another container on its GPU {activity}: one at a time; free memory is read again "
-            f"{safety_limits.vram_cooldown_s:.0f} s afterwards"
+            f"another container on its GPU {activity}; waits for the cool-down of "
+            f"{safety_limits.vram_cooldown_s:.0f} s (--vram-cooldown-s), then reads the free memory again"
         )
         return Wait(reason=Reason.GPU_COOLDOWN, message=message)
     return is_approved(action, orders, recent, now=now) or _check_limits(action, recent, safety_limits)
@@ -309,16 +308,16 @@ def _check_armed(action: ProposedAction, orders: Orders) -> Wait | None:
     if orders.armed(host=action.host, remedy=action.remedy):
         return None
     order = orders.arming(host=action.host, remedy=action.remedy)
-    return Wait(reason=Reason.DRY_RUN, message=f"disarmed just now: {_describe_order(order)}")
+    return Wait(reason=Reason.DRY_RUN, message=f"not armed: {_describe_order(order)}")
 
 
 def _check_limits(action: ProposedAction, recent: RecentActivity, safety_limits: SafetyLimits) -> TripBreaker | None:
     fleet = "an unknown number of" if recent.fleet is None else f"{recent.fleet}"
-    count, above = len(recent.targets | {action.target}), safety_limits.containers_max(recent.fleet)
-    if count > above:
+    count, allowed = len(recent.targets | {action.target}), safety_limits.containers_max(recent.fleet)
+    if count > allowed:
         message = (
             f"{count} containers need a restart within {safety_limits.breaker_window_s:.0f} s, with {fleet} workers, "
-            f"{above} allowed: one common cause is likely, which restarts do not fix"
+            f"{allowed} allowed: they probably have one cause, which restarts do not fix"
         )
         return TripBreaker(message=message)
     restarts, restarts_max = recent.restarts + 1, safety_limits.restarts_max(recent.fleet)
@@ -348,11 +347,11 @@ def global_hold(orders: Orders, *, host: str, now: float) -> Wait | None:
 
 
 def may_hold(action: ProposedAction, orders: Orders, recent: RecentActivity, *, by: str, now: float) -> Wait | None:
-    """Check whether host `by` may mark the jobs of a lost host. Orders for either host apply, and no limit."""
+    """Check whether host `by` may mark a lost host's jobs. Orders for both hosts apply, limits do not."""
     if (held := global_hold(orders, host=action.host, now=now)) is not None:
         return held
     if (held := global_hold(orders, host=by, now=now)) is not None:
-        return replace(held, message=f"on {by}, which would hold its jobs: {held.message}")
+        return replace(held, message=f"on {by}, which would mark the jobs of {action.host} lost: {held.message}")
     return is_approved(action, orders, recent, now=now)
 
 
@@ -365,12 +364,12 @@ def may_wrangle(
     held = global_hold(orders, host=action.host, now=now) or is_approved(action, orders, recent, now=now)
     if held is not None or action.lock_target is None:
         return held
-    count, above = len(recent.lock_targets | {action.lock_target}), safety_limits.containers_max(recent.fleet)
-    if count <= above:
+    count, allowed = len(recent.lock_targets | {action.lock_target}), safety_limits.containers_max(recent.fleet)
+    if count <= allowed:
         return None
     message = (
         f"{count} workers and runs to lock or block within {safety_limits.breaker_window_s:.0f} s; above "
-        f"{above} one common cause is likely, which locks do not fix"
+        f"{allowed} they probably have one cause, which locks do not fix"
     )
     return TripBreaker(message=message)
 
@@ -380,32 +379,32 @@ def is_approved(
 ) -> Wait | None:
     """Check the approval of an action: `None` if it is approved or needs none.
 
-    An approval expires unless the action has `begun`. A refusal holds for its incarnation.
+    An approval expires unless the action has `begun`. A refusal applies until the action's `key` changes.
     """
     answer = recent.answer if recent.answer is not None and recent.answer.key == action.key else None
     if answer is not None and answer.act is Act.DECLINE:
-        message = f"declined {_describe_order(answer)}; `gpuwarden approve {action.episode_id}` to allow it"
+        message = f"declined {_describe_order(answer)}; to allow the action: `gpuwarden approve {action.episode_id}`"
         return Wait(reason=Reason.DECLINED, message=message)
-    if not orders.asks(host=action.host, remedy=action.remedy):
+    if not orders.needs_approval(host=action.host, remedy=action.remedy):
         return None
     if answer is not None and (begun or answer.until is None or answer.until > now):
         return None
     late = "" if answer is None else "the approval expired before the action began; "
     message = (
-        f"{late}waits for approval: `gpuwarden approve {action.episode_id}` or "
+        f"{late}waiting for approval: `gpuwarden approve {action.episode_id}` or "
         f"`gpuwarden decline {action.episode_id}`: {action.message}"
     )
     return Wait(reason=Reason.APPROVAL, message=message, asks=action.key)
 
 
 def check_silences(silences: Sequence[Silence], unknown: str, safety_limits: SafetyLimits) -> Wait | None:
-    """Hold an action that is silenced, or whose silences are unknown if the settings say so."""
+    """Hold a silenced action. With `unknown_holds`, also hold an action with unknown silences."""
     if silences:
         listed = "; ".join(f"{each.silence_id} by {each.by or '?'}: {each.comment or '?'}" for each in silences)
         message = f"silenced in Alertmanager: {listed}; continues when the silence ends"
         return Wait(reason=Reason.SILENCED, message=message)
     if unknown and safety_limits.unknown_holds:
-        message = f"silences are unknown, and --silences-unknown is hold: {unknown}"
+        message = f"cannot query Alertmanager for silences, and --silences-unknown is hold: {unknown}"
         return Wait(reason=Reason.SILENCES_UNKNOWN, message=message)
     return None
 
@@ -426,19 +425,19 @@ def apply_holds(
 
 
 def is_first(step: Step) -> bool:
-    """Whether a step may be the first of a restart that has an effect."""
+    """Whether a step may be the first that changes a job or container."""
     if isinstance(step, Advance):
         return step.kind is Kind.FREE and step.stage is Stage.DEAD
     return isinstance(step, Warn | Fence | Stop)
 
 
 def is_untouched(facts: Facts) -> bool:
-    """Whether no job is fenced and no container is stopped."""
+    """Whether no job is fenced and no container is stopped yet."""
     free, settle, job = facts.episode.free, facts.episode.settle, facts.job
     if free is not None and free.stage is not Stage.PLANNED:
         return False
     if job is not None and job.state is State.FENCING and job.attempt == facts.episode.attempt:
-        return False  # fenced, but the executor ended before it recorded that
+        return False  # fenced, but the executor stopped before it recorded this
     return settle is None or settle.stage in (Stage.PLANNED, Stage.ABANDONED)
 
 
@@ -448,7 +447,7 @@ def target(host: str, handle: str) -> str:
 
 
 def begins_s(pause: Order, now: float) -> float:
-    """Return the seconds until a pause begins. Without a start it began when it was ordered."""
+    """Return the seconds until a pause begins. A pause without `since` begins with its order."""
     return (pause.at if pause.since is None else pause.since) - now
 
 
@@ -463,4 +462,8 @@ def _is_ended(pause: Order, by: Order) -> bool:
 
 
 def _describe_order(order: Order | None) -> str:
-    return "no order arms it" if order is None else f"by {order.who}" + (f": {order.reason}" if order.reason else "")
+    return (
+        "no order arms the remedy"
+        if order is None
+        else f"by {order.who}" + (f": {order.reason}" if order.reason else "")
+    )

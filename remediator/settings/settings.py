@@ -53,7 +53,8 @@ def _check_addresses(urls: tuple[str, ...], *, option: str, example: str) -> Non
 
 class _Common(BaseSettings):
     runtime_dir: Path = Field(
-        default_factory=state_directory, description="folder of this host's key; also set by $GPUWARDEN_RUNTIME_DIR"
+        default_factory=state_directory,
+        description="folder with the file `host`, which holds this host's name; also set by $GPUWARDEN_RUNTIME_DIR",
     )
     ledger: str = Field(
         description="database URL of the ledger: sqlite:////var/lib/gpuwarden/ledger.db for one host, "
@@ -70,8 +71,8 @@ class _Common(BaseSettings):
         default=ACTIVATION,
         ge=0,
         le=999_999,
-        description="failed items of a run on one worker before the worker or the run is judged. Set the same value "
-        "for `serve` and `execute`; the larger one applies",
+        description="failed items of a run that a worker may have. At one more, gpuwarden decides whether the worker "
+        "or the run is faulty. Set the same value for `serve` and `execute`; the larger one applies",
     )
     log_level: str = Field(
         default="info",
@@ -141,7 +142,7 @@ class ServeSettings(_Common):
 
 
 class ExecuteSettings(_Common):
-    """Process open episodes and act on this host's containers. One per host, under a lock."""
+    """Process open episodes and act on this host's containers. A lock allows one executor per host."""
 
     model_config = _config("gpuwarden remediator execute")
 
@@ -157,7 +158,7 @@ class ExecuteSettings(_Common):
     exporter: str = Field(default="http://127.0.0.1:29835", description="URL of this host's exporter")
     exporter_ca_file: Path | None = Field(
         default=None,
-        description="PEM file of the authorities for the exporter's certificate; default: those of the system",
+        description="PEM file of the authorities that sign the exporter's certificate; default: the system's",
     )
     exporter_server_name: str | None = Field(
         default=None, description="name in the exporter's certificate, if it differs from the URL"
@@ -193,7 +194,10 @@ class ExecuteSettings(_Common):
         description="names of the systemd services of workers, such as 'gpu-worker@*.service', separated by commas or "
         "in repeated options. Other services are never touched",
     )
-    processes: Path | None = Field(default=None, description="TOML file of supervised workers without a container")
+    processes: Path | None = Field(
+        default=None,
+        description="TOML file that lists workers without a container, with their supervisors (docs/actuators.md)",
+    )
     interval_s: float = Field(
         default=1.0,
         gt=0,
@@ -201,21 +205,26 @@ class ExecuteSettings(_Common):
         description="time between checks of an open episode, seconds",
     )
     sweep_interval_s: float = Field(
-        default=5.0, gt=0, le=600, description="time between sweeps of leases and events, seconds"
+        default=5.0, gt=0, le=600, description="time between checks for expired leases and old queue events, seconds"
     )
     stop_grace_s: float = Field(default=10.0, ge=0, le=600, description="time between SIGTERM and SIGKILL, seconds")
-    evidence_fresh_s: float = Field(default=5.0, gt=0, le=60, description="maximum age of evidence, seconds")
+    evidence_fresh_s: float = Field(
+        default=5.0,
+        gt=0,
+        le=60,
+        description="maximum age of an exporter sample, seconds. With an older sample gpuwarden does not act",
+    )
     settle_timeout_s: float = Field(
         default=60.0,
         gt=0,
         le=86400,
-        description="a fenced job is settled after this time even if its process exit is unconfirmed, seconds",
+        description="time until a fenced job is requeued or failed even if its process exit is unconfirmed, seconds",
     )
     restart_timeout_s: float = Field(
         default=120.0,
         gt=0,
         le=86400,
-        description="a restart without progress for this long is abandoned and an alert fires, seconds",
+        description="gpuwarden abandons a restart without progress for this long, and an alert fires, seconds",
     )
     gpu_lost_s: float = Field(
         default=60.0,
@@ -225,7 +234,9 @@ class ExecuteSettings(_Common):
         "do not count as dead",
     )
     retries_max: int = Field(
-        default=WATCHDOG_RETRIES_MAX, ge=0, description="how often gpuwarden requeues a job before it fails it"
+        default=WATCHDOG_RETRIES_MAX,
+        ge=0,
+        description="number of times that gpuwarden requeues a job. After that, it fails the job",
     )
     requeue_avoid_gpu_s: float = Field(
         default=AVOID_S,
@@ -247,13 +258,13 @@ class ExecuteSettings(_Common):
         default=900.0,
         ge=0,
         le=86400,
-        description="time range of metric history in a capture, before and after the alert, seconds; 0 saves none. "
+        description="time range of metric history in a capture, before the alert and after it, seconds; 0 saves none. "
         "Needs --prometheus",
     )
     job_logs: Path | None = Field(
         default=None,
-        description="folder of the job logs (`gpuwarden worker run --logs`), whose last lines a capture saves; without "
-        "it, those of the container's log",
+        description="folder of the job logs (`gpuwarden worker run --logs`). A capture saves their last lines; by "
+        "default, those of the container's log",
     )
 
     cooldown_s: float = Field(
@@ -266,30 +277,33 @@ class ExecuteSettings(_Common):
         default=120.0,
         ge=0,
         le=86400,
-        description="minimum time between two containers recycled for the memory of one GPU, seconds; longer than "
-        "Prometheus may lag; 0 turns it off",
+        description="minimum time between two restarts of containers to free the memory of one GPU, seconds. Keep it "
+        "above the delay of Prometheus; 0 turns it off",
     )
     breaker_targets: int = Field(
         default=3,
         ge=1,
-        description="more containers to restart within the window open the circuit breaker. If breaker_share of the "
-        "workers is more, that applies",
+        description="number of containers that may need a restart within the window; one more opens the circuit "
+        "breaker. The larger of this number and breaker_share of the workers applies",
     )
     breaker_share: float = Field(
-        default=0.25, ge=0, le=1, description="share of all workers that may be restarted within the window, a ratio"
+        default=0.25,
+        ge=0,
+        le=1,
+        description="share of all workers that may need a restart within the window, a ratio from 0 to 1",
     )
     breaker_window_s: float = Field(default=600.0, gt=0, le=86400, description="window of the circuit breaker, seconds")
     breaker_restarts: int = Field(
         default=6,
         ge=1,
-        description="more restarts within an hour also open the circuit breaker. If there are more workers than this, "
-        "their number applies. A container counts at each restart",
+        description="number of restarts allowed within an hour; one more opens the circuit breaker. The larger of this "
+        "number and the number of workers applies. Each restart of a container counts",
     )
     wrangle_migrations_max: int = Field(
         default=MIGRATIONS_MAX,
         ge=0,
         le=999_999,
-        description="how often a run without a finished item moves to another worker before it is blocked",
+        description="moves of a run without a finished item to another worker; after that, the run is blocked",
     )
     wrangle_timeout_s: float = Field(
         default=TIMEOUT_S,

@@ -251,7 +251,7 @@ def test_invalid_host_key_is_refused_with_a_hint(tmp_path: Path, content: bytes 
     if content is not None:
         (tmp_path / "host").write_bytes(content)
 
-    with pytest.raises(HostKeyError, match=r"no host key at .*: write this host's name to it"):
+    with pytest.raises(HostKeyError, match=r"no host key at .*: write this host's name to the file"):
         host_key(tmp_path)
 
 

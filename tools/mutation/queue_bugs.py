@@ -21,7 +21,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def queue_only_first_dependent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queue only the first of the jobs that waited for one job."""
-    go_on, transition = runs.go_on, sql.transition
+    queue_dependents, transition = runs.queue_dependents, sql.transition
 
     def first_alone(connection: Connection, run_id: str, job_id: int, now: float) -> None:
         dependent = select(func.min(DEPENDENCIES.c.job_id)).where(DEPENDENCIES.c.needs_job_id == job_id)
@@ -32,21 +32,21 @@ def queue_only_first_dependent(monkeypatch: pytest.MonkeyPatch) -> None:
 
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(sql, "transition", narrow)
-            go_on(connection, run_id, job_id, now)
+            queue_dependents(connection, run_id, job_id, now)
 
-    monkeypatch.setattr(runs, "go_on", first_alone)
+    monkeypatch.setattr(runs, "queue_dependents", first_alone)
 
 
 def queue_after_first_dependency(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queue a job as soon as one of its dependencies has completed."""
-    go_on = runs.go_on
+    queue_dependents = runs.queue_dependents
 
     def any_will_do(connection: Connection, run_id: str, job_id: int, now: float) -> None:
         waiting = select(DEPENDENCIES.c.job_id).where(DEPENDENCIES.c.needs_job_id == job_id)
         connection.execute(update(JOBS).where(JOBS.c.job_id.in_(waiting)).values(pending=1))
-        go_on(connection, run_id, job_id, now)
+        queue_dependents(connection, run_id, job_id, now)
 
-    monkeypatch.setattr(runs, "go_on", any_will_do)
+    monkeypatch.setattr(runs, "queue_dependents", any_will_do)
 
 
 def keep_waiting_for_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,10 +90,10 @@ class ContainerDirectory:
         unlisted = self._find_unlisted(found, gpus, listings, by_kind)
         containers, complete = self._merge(found, by_kind, unlisted)
         silent = {kind for kind, listing in listings.items() if listing is None}
-        silent |= gpu_attribution.OUTSIDE if found is None else frozenset()
+        silent |= gpu_attribution.WITHOUT_ENGINE if found is None else frozenset()
         return Running(
             containers=containers,
-            listed_kinds=frozenset({*listings, *gpu_attribution.OUTSIDE} - silent),
+            listed_kinds=frozenset({*listings, *gpu_attribution.WITHOUT_ENGINE} - silent),
             silent=frozenset(silent),
             whole=whole and complete,
         )

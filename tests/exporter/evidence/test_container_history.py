@@ -12,7 +12,7 @@ from exporter.evidence.gpu_attribution import HUNG, NO_GPU, GpuAttribution, attr
 from exporter.evidence.gpu_trackers import OUTAGE_S
 from exporter.evidence.work_history import ContainerWork
 from exporter.model.container import ContainerEvidence, GpuShare
-from exporter.model.gpu import NUMBERED, WITH_NODES, GpuFigures, GpuReadings
+from exporter.model.gpu import DRM_SOURCE, NVIDIA_SOURCE, GpuFigures, GpuReadings
 from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown
 from exporter.model.worker import ProcessWork
@@ -200,7 +200,8 @@ def gpus_at(*ratios: float | None, unknown: Unknown | None = None) -> GpuAttribu
 
 NOT_MEASURED = Unknown(reason="not_measured", message="the driver does not say")
 NO_SOURCE = gpus_at(unknown=Unknown(reason="source_failed", message="no GPU source answers"))
-ON_HUNG = gpus_at(None)._replace(left_out=True)
+ON_HUNG = gpus_at(None)._replace(may_use_unread_gpu=True)
+HUNG_AND_BUSY = gpus_at(None, 0.9)._replace(may_use_unread_gpu=True)
 WITHOUT_GPU = Unknown(reason=NO_GPU, message="no GPU is assigned")
 OUTAGE = int(OUTAGE_S)
 MAY_USE_GPU = gpus_at(unknown=WITHOUT_GPU)._replace(may_be_elsewhere=True)
@@ -265,14 +266,14 @@ def gpu_times(*samples: tuple[float, GpuAttribution], paused_last: bool = False)
         pytest.param([(0, gpus_at(0.0)), (1, ON_HUNG), (4.1, gpus_at(0.0))], 0, 0,
                      id="GPU hangs for longer than a gap"),
         pytest.param([(0, gpus_at(0.0)), (1, ON_HUNG), (4, gpus_at(0.0))], 0, 5, id="GPU hangs for a few seconds"),
-        pytest.param([(0, gpus_at(0.0)), (1, gpus_at(None, 0.9)._replace(left_out=True)), (1, gpus_at(0.0))], 0, 0,
+        pytest.param([(0, gpus_at(0.0)), (1, HUNG_AND_BUSY), (1, gpus_at(0.0))], 0, 0,
                      id="GPU hangs while another is busy"),
         pytest.param([(0, gpus_at(0.0)), *[(1, NO_SOURCE)] * 1200], None, None, id="short outage"),
         pytest.param([(0, gpus_at(0.0)), *[(1, NO_SOURCE)] * 1201], None, 1200, id="long outage counts from its start"),
         pytest.param([*[(1, NO_SOURCE)] * 1202], None, 1201, id="long outage from the first sample"),
         pytest.param([(0, gpus_at(0.0)), *[(1, ON_HUNG)] * 1201], None, 1200, id="long outage, GPU hangs"),
         pytest.param([*[(1, NO_SOURCE)] * 10, *[(1, ON_HUNG)] * 1191], None, 1200, id="outage with two causes"),
-        pytest.param([*[(1, ON_HUNG)] * 700, (1, gpus_at(None, 0.9)._replace(left_out=True)), *[(1, ON_HUNG)] * 700],
+        pytest.param([*[(1, ON_HUNG)] * 700, (1, HUNG_AND_BUSY), *[(1, ON_HUNG)] * 700],
                      None, 700, id="outage counts from the last busy sample of another GPU"),
         pytest.param([*[(1, NO_SOURCE)] * 1300, (1, gpus_at(0.0))], 0, 0, id="an answer ends the outage"),
         pytest.param([*[(1, NO_SOURCE)] * 1300, (1, gpus_at(0.0)), *[(1, NO_SOURCE)] * 1200], None, None,
@@ -299,7 +300,7 @@ LEFT_OUT = build.gpu(
 
 
 @pytest.mark.parametrize(
-    ("request_", "had", "reason", "left_out"),
+    ("request_", "had", "reason", "may_use_unread_gpu"),
     [
         pytest.param(("1",), (), HUNG, True, id="its only GPU"),
         pytest.param(("0", "1"), (), HUNG, True, id="one of two GPUs"),
@@ -312,7 +313,7 @@ LEFT_OUT = build.gpu(
     ],
 )
 def test_use_of_a_hung_gpu_is_unknown(
-    request_: tuple[str, ...] | None, had: tuple[str, ...], reason: str | None, *, left_out: bool
+    request_: tuple[str, ...] | None, had: tuple[str, ...], reason: str | None, *, may_use_unread_gpu: bool
 ) -> None:
     container = build.container(gpu_request=request_)
 
@@ -321,32 +322,37 @@ def test_use_of_a_hung_gpu_is_unknown(
         container, OWN, build.gpus(build.gpu(0), replace(LEFT_OUT, figures=GpuFigures())), THRESHOLDS, had
     )
 
-    assert (found.unknown and found.unknown.reason, found.left_out) == (reason, left_out)
+    assert (found.unknown and found.unknown.reason, found.may_use_unread_gpu) == (reason, may_use_unread_gpu)
     assert (lost.unknown and lost.unknown.reason) == ("not_listed" if reason == HUNG else reason)
-    assert not lost.left_out
+    assert not lost.may_use_unread_gpu
 
 
 @pytest.mark.parametrize(
-    ("request_", "failed", "left_out"),
+    ("request_", "failed", "may_use_unread_gpu"),
     [
-        pytest.param(("0",), NUMBERED, True, id="a GPU by its index"),
-        pytest.param(("all",), NUMBERED, True, id="every NVIDIA GPU"),
-        pytest.param(("renderD129",), WITH_NODES, True, id="render node"),
-        pytest.param(("renderD128",), NUMBERED, False, id="GPU of a source that answers"),
+        pytest.param(("0",), NVIDIA_SOURCE, True, id="a GPU by its index"),
+        pytest.param(("all",), NVIDIA_SOURCE, True, id="every NVIDIA GPU"),
+        pytest.param(("renderD129",), DRM_SOURCE, True, id="render node"),
+        pytest.param(("renderD128",), NVIDIA_SOURCE, False, id="GPU of a source that answers"),
     ],
 )
-def test_gpus_of_a_failed_source_have_unknown_use(request_: tuple[str, ...], failed: str, *, left_out: bool) -> None:
+def test_gpus_of_a_failed_source_have_unknown_use(
+    request_: tuple[str, ...], failed: str, *, may_use_unread_gpu: bool
+) -> None:
     container, other = build.container(gpu_request=request_), build.gpu(1, node="renderD128")
     history = ContainerHistory(THRESHOLDS)
 
-    fails = replace(build.gpus(other), failed=(failed,), nvidia_unread=failed == NUMBERED)
+    fails = replace(build.gpus(other), failed=(failed,), nvidia_unread=failed == NVIDIA_SOURCE)
     found_all = [
         history.observe(container, history.attribute(container, OWN, fails), ram(1), now_s=1000.0 + second)
         for second in range(OUTAGE + 1)
     ]
 
-    assert attribute_gpus(container, OWN, fails, THRESHOLDS).left_out is left_out
-    assert [each.gpu_last_busy_age_s for each in found_all[-2:]] == [None if left_out else OUTAGE - 1.0, OUTAGE]
+    assert attribute_gpus(container, OWN, fails, THRESHOLDS).may_use_unread_gpu is may_use_unread_gpu
+    assert [each.gpu_last_busy_age_s for each in found_all[-2:]] == [
+        None if may_use_unread_gpu else OUTAGE - 1.0,
+        OUTAGE,
+    ]
 
 
 def test_hung_driver_does_not_make_its_containers_stuck() -> None:

@@ -169,18 +169,22 @@ def test_all_includes_amd_and_intel_gpus_only_without_nvidia_gpus(
     ("request_", "readings", "message"),
     [
         pytest.param(
-            ("all",), build.gpus(INTEL), "every NVIDIA GPU is assigned, and none is reported", id="none reported"
+            ("all",),
+            build.gpus(INTEL),
+            "the container requests every NVIDIA GPU, and none is reported",
+            id="none reported",
         ),
         pytest.param(
             ("all",),
             replace(build.gpus(INTEL), nvidia_unread=True),
-            "every NVIDIA GPU is assigned, and none is reported, though its hardware or its driver is present",
+            "the container requests every NVIDIA GPU, and none is reported, "
+            "though NVIDIA hardware or its driver is present",
             id="none reported, but present",
         ),
         pytest.param(
             ("dri",),
             GpuReadings(source="test", gpus=(NVIDIA,), failed=("drm",)),
-            "every GPU with a render node is assigned, and their source fails",
+            "the container requests every AMD and Intel GPU, and their source fails",
             id="source fails",
         ),
     ],

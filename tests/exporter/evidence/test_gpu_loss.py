@@ -10,7 +10,7 @@ from exporter.evidence.container_history import ContainerHistory
 from exporter.evidence.gpu_attribution import attribute_gpus
 from exporter.evidence.gpu_loss import KNOWN_MAX, NOT_LISTED, GpuLossState, GpuLossTracker
 from exporter.model.container import ContainerEvidence, RamUse
-from exporter.model.gpu import WITH_NODES, Gpu, GpuReadings, MigInstance
+from exporter.model.gpu import DRM_SOURCE, Gpu, GpuReadings, MigInstance
 from exporter.model.thresholds import Thresholds
 from tests.exporter import builders as build
 
@@ -343,7 +343,7 @@ SATURATED_RENUMBERED = replace(SATURATED_SECOND, index=0)
 @pytest.mark.parametrize(
     ("others", "failed"),
     [
-        pytest.param((), (WITH_NODES,), id="source fails"),
+        pytest.param((), (DRM_SOURCE,), id="source fails"),
         pytest.param((AMD_UNLISTED,), (), id="processes are not listed"),
     ],
 )

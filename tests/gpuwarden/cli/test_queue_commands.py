@@ -196,7 +196,7 @@ def test_job_with_needs_waits_and_shows_them(store: JobStore, cli: Cli) -> None:
     assert 'result    {"frames": [1, 2]}' in done
     assert any(line.startswith("ended ") and line.endswith("after an attempt of 1 min") for line in done)
     assert cli("job", "submit", "--needs", str(first))[::2] == (
-        1, "gpuwarden job: a job with needs must be in their run: name the run\n",
+        1, "gpuwarden job: a job that needs other jobs must be in their run: set the run\n",
     )  # fmt: skip
 
 
@@ -249,10 +249,10 @@ def test_wait_that_times_out_exits_2_and_names_the_jobs(store: JobStore, cli: Cl
 
     code, out, err = cli("job", "wait", str(done), str(open_one), "--timeout-s", "0.2")
 
-    assert (code, out, err) == (2, f"{done} completed\n", f"gpuwarden job: not over yet: {open_one}\n")
+    assert (code, out, err) == (2, f"{done} completed\n", f"gpuwarden job: timeout: not ended yet: {open_one}\n")
     assert time.monotonic() - began_s < 20
     assert cli("job", "wait", str(done)) == (0, f"{done} completed\n", "")
-    assert cli("job", "wait", "99")[::2] == (1, "gpuwarden job: the queue has no job 99\n")
+    assert cli("job", "wait", "99")[::2] == (1, "gpuwarden job: the queue has no job 99: see `gpuwarden job list`\n")
 
 
 # --- queues

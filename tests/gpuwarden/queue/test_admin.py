@@ -237,7 +237,7 @@ def test_jobs_are_blocked_cancelled_and_requeued_by_command(store: JobStore, cli
     assert reason.startswith("blocked by ann@")
     assert reason.endswith(" UTC: it fails everywhere")
     assert cli("job", "unblock", str(first), str(second)) == (
-        1, "", f"gpuwarden job: job {second} is queued: it is not blocked\n",
+        1, "", f"gpuwarden job: job {second} is queued: only a blocked job can be unblocked\n",
     )  # fmt: skip
     assert cli("job", "requeue", str(second))[0] == 1
     assert cli("job", "cancel")[::2] == (1, "gpuwarden job: missing JOB or --run RUN\n")
@@ -251,7 +251,7 @@ def test_jobs_are_blocked_cancelled_and_requeued_by_command(store: JobStore, cli
     assert (again.state, again.payload, again.job_class, again.run_id) == (
         State.QUEUED, {"a": 1}, JobClass.GPU_VIDEO, "r2",
     )  # fmt: skip
-    assert cli("job", "show", "99")[::2] == (1, "gpuwarden job: the queue has no job 99\n")
+    assert cli("job", "show", "99")[::2] == (1, "gpuwarden job: the queue has no job 99: see `gpuwarden job list`\n")
 
 
 def test_job_on_this_host_is_shown_with_its_progress(store: JobStore, cli: Cli, host_dir: Path) -> None:

@@ -228,7 +228,7 @@ def test_needs_that_cannot_complete_are_refused(store: JobStore) -> None:
         (other, "r1", "is not in run 'r1'"),
         (99, "r1", "is not in run 'r1'"),
         (gone, "r1", "is cancelled: a job that needs it would never start"),
-        (other, None, "must be in their run: name the run"),
+        (other, None, "must be in their run: set the run"),
     ):
         with pytest.raises(SubmissionError, match=says):
             submit(store, run_id=run_id, needs=(needed,))

@@ -168,7 +168,7 @@ def test_pauses_of_every_host_are_returned_without_a_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "breaker", "released_at"),
+    ("given", "breaker", "breaker_reset_at"),
     [
         pytest.param((), None, None, id="never open"),
         pytest.param((ARM, BREAKER), BREAKER, None, id="open"),
@@ -177,9 +177,9 @@ def test_pauses_of_every_host_are_returned_without_a_host() -> None:
     ],
 )
 def test_breaker_is_open_until_its_reset(
-    given: tuple[Order, ...], breaker: Order | None, released_at: float | None
+    given: tuple[Order, ...], breaker: Order | None, breaker_reset_at: float | None
 ) -> None:
-    assert (orders(*given).breaker(), orders(*given).released_at()) == (breaker, released_at)
+    assert (orders(*given).breaker(), orders(*given).breaker_reset_at()) == (breaker, breaker_reset_at)
 
 
 @pytest.mark.parametrize(("fleet", "above"), [(None, 3), (1, 3), (2, 3), (4, 3), (8, 3), (15, 3), (16, 4), (100, 25)])
