@@ -192,7 +192,7 @@ COUNTERS = Table(
     Column("host", String, primary_key=True),
     Column("name", String, primary_key=True),  # alerts | duplicates | episodes | took | intents | steps
     Column("label_1", String, primary_key=True),  # outcome, kind or act
-    Column("label_2", String, primary_key=True),  # reason, trip, bound in seconds, stage or step
+    Column("label_2", String, primary_key=True),  # reason, condition, bound in seconds, stage or step
     Column("value", BigInteger, nullable=False),
     Column("sum_s", Float, nullable=False),
 )

@@ -126,7 +126,7 @@ SERIES: Final = Catalogue(
     ),
     Series(
         "gpuwarden_queue_retries_total",
-        "Requeued jobs by cause: trip (by gpuwarden) or reclaim (lost lease).",
+        "Requeued jobs by cause: condition (found by gpuwarden) or reclaim (lost lease).",
         labels=("queue", "cause"),
         absent=_UNREAD,
     ),
