@@ -85,13 +85,13 @@ def _list_once(store: JobStore, arguments: argparse.Namespace) -> int:
         else:
             if not shown:
                 print(
-                    f"{'JOB':>6} {'STATE':10} {'QUEUE':10} {'ATTEMPT':>7} {'RETRIES':>7} {'PRIORITY':>8}  "
-                    f"{'WORKER':16} {'PROGRESS':14} REASON"
+                    f"{'JOB':>6} {'STATE':9} {'QUEUE':8} {'ATTEMPT':>7} {'RETRIES':>7} {'PRIO':>4}  "
+                    f"{'WORKER':12} {'PROGRESS':9} REASON"
                 )
             progress = "-" if report is None else short(report)
             print(
-                f"{job.job_id:>6} {job.state:10} {printable(job.queue):10} {job.attempt:>7} {job.watchdog_retries:>7} "
-                f"{job.priority:>8}  {printable(job.worker or '-'):16} {progress:14} "
+                f"{job.job_id:>6} {job.state:9} {printable(job.queue):8} {job.attempt:>7} {job.watchdog_retries:>7} "
+                f"{job.priority:>4}  {printable(job.worker or '-'):12} {progress:9} "
                 f"{printable(job.reason or '')}".rstrip()
             )
         shown += 1

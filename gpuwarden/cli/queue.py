@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gpuwarden.cli.acts import add_act, add_json
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import Parser, format_duration, format_time, operator_name, printable
+from gpuwarden.format import Parser, format_duration, format_time, operator_name, printable, table
 from gpuwarden.job import JobClass, State
 from gpuwarden.queue import JobStore, QueueSettings
 from gpuwarden.queue.open import current, existing
@@ -64,22 +64,22 @@ def rows(store: JobStore) -> Iterator[QueueRow]:
 def _list(arguments: argparse.Namespace) -> int:
     with closing(existing(arguments.queue_db)) as store:
         found = list(rows(store))
-    if not arguments.json and found:
-        print(f"{'QUEUE':16} {'QUEUED':>8} {'OLDEST':11} {'WAITING':>8} {'RUNNING':>8} {'BUSY':>9}  OTHER, SETTINGS")
-    for each in found:
-        if arguments.json:
+    if arguments.json:
+        for each in found:
             print(json.dumps(asdict(each)))
-            continue
+        return 0
+    lines = list[tuple[str, ...]]()
+    for each in found:
         jobs = dict(each.jobs)
         queued, waiting, running = (jobs.pop(state, 0) for state in (State.QUEUED, State.WAITING, State.RUNNING))
         notes = [f"{count} {state}" for state, count in jobs.items()]
         if each.settings is not None:
             notes.append(_describe(each.settings))
         oldest = "-" if each.oldest_s is None else format_duration(each.oldest_s)
-        print(
-            f"{printable(each.queue):16} {queued:>8} {oldest:11} {waiting:>8} {running:>8} "
-            f"{f'{each.busy} of {each.workers}':>9}  {', '.join(notes)}".rstrip()
-        )
+        busy = f"{each.busy} of {each.workers}"
+        lines.append((each.queue, str(queued), oldest, str(waiting), str(running), busy, ", ".join(notes)))
+    if lines:
+        print("\n".join(table(("QUEUE", "QUEUED", "OLDEST", "WAITING", "RUNNING", "BUSY", "OTHER, SETTINGS"), lines)))
     return 0
 
 

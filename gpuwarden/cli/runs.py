@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from gpuwarden.cli.acts import add_act, add_json, add_reason
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import Parser, format_duration, format_time, operator_name, printable
+from gpuwarden.format import Parser, format_duration, format_time, operator_name, printable, table
 from gpuwarden.job import FINAL, ItemState, JobClass, State
 from gpuwarden.queue import JobStore, Run, Submission
 from gpuwarden.queue.open import current, existing
@@ -155,20 +155,22 @@ def _machine_wrangles() -> bool | None:
 def _list(arguments: argparse.Namespace) -> int:
     with closing(existing(arguments.queue_db)) as store:
         now, runs = store.now(), store.queries.newest_runs(limit=arguments.limit, state=arguments.state)
-    if not arguments.json and runs:
-        print(f"{'RUN':24} {'STATE':10} {'DONE':>11} {'SUBMITTED':19} {'FOR':12} JOBS")
-    for run in runs:
-        if arguments.json:
+    if arguments.json:
+        for run in runs:
             print(json.dumps(asdict(run)))
-            continue
-        ended_at = now if run.ended_at is None else run.ended_at
-        print(
-            f"{printable(run.run_id):24} {run.state:10} {_done(run):>11} {format_time(run.submitted_at):19} "
-            f"{format_duration(ended_at - run.submitted_at):12} {_jobs(run)}"
-        )
+    elif runs:
+        head = ("RUN", "STATE", "DONE", "SUBMITTED", "FOR", "JOBS")
+        print("\n".join(table(head, [_row(run, now) for run in runs])))
     if len(runs) == arguments.limit and not arguments.json:
         print(f"gpuwarden runs: these are the newest {len(runs)}; --limit 0 lists all", file=sys.stderr)
     return 0
+
+
+def _row(run: Run, now: float) -> tuple[str, ...]:
+    lasted_s = (now if run.ended_at is None else run.ended_at) - run.submitted_at
+    return (
+        run.run_id, run.state, _done(run), format_time(run.submitted_at), format_duration(lasted_s), _jobs(run)
+    )  # fmt: skip
 
 
 def _show(arguments: argparse.Namespace) -> int:

@@ -171,7 +171,7 @@ def test_table_has_one_line_per_job_under_its_heading(capsys: pytest.CaptureFixt
 
     heading, line = out.splitlines()
     assert heading.split() == [
-        "JOB", "STATE", "QUEUE", "ATTEMPT", "RETRIES", "PRIORITY", "WORKER", "PROGRESS", "REASON"
+        "JOB", "STATE", "QUEUE", "ATTEMPT", "RETRIES", "PRIO", "WORKER", "PROGRESS", "REASON"
     ]  # fmt: skip
     assert line.split() == ["1", "queued", "gpu", "0", "0", "100", "-", "-"]
 
