@@ -135,7 +135,7 @@ def test_help_names_every_option_with_its_unit(capsys: pytest.CaptureFixture[str
         "--heartbeat-s",
     ):
         assert option in shown
-    assert "77 the job was lost" in shown
+    assert "77 the job has another owner" in shown
     assert "--gpus" in shown
     assert "On PostgreSQL the worker stops after this time without renewal" in shown
     assert "seconds between renewals of the lease" in shown
