@@ -56,7 +56,7 @@ CHECKOUT: Final = Path(__file__).resolve().parent.parent
 OWN: Final = frozenset({"tools/plain.py", "tests/tools/test_plain.py"})
 """What lists the words itself."""
 
-SUFFIXES: Final = (".py", ".md", ".rules.yaml")
+SUFFIXES: Final = (".py", ".md", ".rules.yaml", ".test.yaml")
 NOT_PROSE: Final = re.compile(r"^(type: ignore|noqa|fmt: |pragma: |!/)")
 MESSAGE_WORDS: Final = 4
 """A text in quotes of fewer words is taken for a name or a value."""
@@ -264,7 +264,7 @@ def _markdown(source: str) -> Iterator[Line]:
 
 
 def _rules(source: str) -> Iterator[Line]:
-    """Comments and annotations, each annotation on its own. A template counts as one word."""
+    """Comments, titles of tests and annotations, each on its own. A template counts as one word."""
     folded = ""
     for number, line in enumerate(source.splitlines(), 1):
         text = re.sub(r"\{\{.*?\}\}", "X", line.lstrip())
@@ -273,8 +273,8 @@ def _rules(source: str) -> Iterator[Line]:
         elif text.startswith("#"):
             folded = ""
             yield Line(number, text.lstrip("# ").strip())
-        elif annotation := re.match(r"(?:summary|description|why): (.*)", text):
-            folded = line[: len(line) - len(line.lstrip())] + "  "
+        elif annotation := re.match(r"(?:summary|description|why|- name): (.*)", text):
+            folded = line[: len(line) - len(line.lstrip())] + "  " if annotation[1].startswith(">") else ""
             yield Line(number, "")
             yield Line(number, annotation[1].removeprefix(">-").strip('"'))
         else:

@@ -27,6 +27,7 @@ def _file(root: Path, source: str, name: str = "module.py") -> plain.Measure:
         ("page.md", "| alert | the budget is told by the exporter |\n"),
         ("all.rules.yaml", "# the budget is told by the exporter\n"),
         ("all.rules.yaml", "        summary: the budget is told by the exporter\n"),
+        ("all.test.yaml", "  - name: the budget is told by the exporter\n    interval: 5s\n"),
         ("all.rules.yaml", "        summary: {{ with $labels.host }}it{{ end }} is told by the exporter\n"),
     ],
     ids=[
@@ -38,6 +39,7 @@ def _file(root: Path, source: str, name: str = "module.py") -> plain.Measure:
         "table",
         "comment of a rule",
         "annotation",
+        "title of a rule's test",
         "template",
     ],
 )
