@@ -27,6 +27,7 @@ from bench.corpus.scenario import (
 from deploy.standalone import debian_packages
 from exporter.evidence import activity
 from exporter.model.container import ContainerEvidence
+from gpuwarden import conditions
 from gpuwarden.job import Condition, Phase
 from testbed.check_release import CHECKOUT
 from tests.bench.corpus.scenes import PAGE, SCENARIOS, Everything, named, without_promtool
@@ -53,8 +54,8 @@ CAUGHT: Final = (
     ("stall", "labels: severity", "for: 1m\n        labels:\n          severity", "is alone on its host and wedges"),
     ("worker", f"<= min by {SLOT} (gpuwarden_worker_cpu_idle_seconds)", "", "holds Python's lock for ten minutes"),
     ("gone", ">= max by", ">= 0 * max by", "is killed, started again after 25 s"),
-    ("node", BLIND_CHECK, "", "falls silent while Prometheus is down"),
-    ("node", REPEAT_CHECK, "", "was cut off for a minute just before Prometheus was down"),
+    ("host", BLIND_CHECK, "", "falls silent while Prometheus is down"),
+    ("host", REPEAT_CHECK, "", "was cut off for a minute just before Prometheus was down"),
     ("vram", "== 1", "== 0", "leaks for ten minutes until the card is short"),
     ("stall", NEWEST, f"{NEWEST[:4]}-{NEWEST[4:]}", "is on its next job, having been silent in the one before"),
     (
@@ -295,7 +296,7 @@ def test_corpus_detects_an_ignored_activity(
 @pytest.mark.nightly
 def test_work_is_activity_only_in_some_phases(played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch) -> None:
     one = named("wedges in a driver call that spins, having loaded")
-    monkeypatch.setattr(Phase, "counts_work", True)
+    monkeypatch.setattr(conditions, "_WORK_COUNTS", frozenset(Phase))
 
     (found,) = judge.play([one])
 

@@ -122,10 +122,10 @@ def test_locked_ledger_and_queue_are_reported_and_the_worker_restarted_later(run
         locks.enter_context(locked(site.database("queue")))
         began_s = time.monotonic()
         site.await_needs(
-            "ledger: another process holds its write lock",
-            f"find it (`fuser {site.data}/ledger/ledger.db`)",
-            "queue: another process holds its write lock",
-            f"find it (`fuser {site.data}/queue/queue.db`)",
+            "ledger: another process holds the write lock",
+            f"find that process with `fuser {site.data}/ledger/ledger.db`",
+            "queue: another process holds the write lock",
+            f"find that process with `fuser {site.data}/queue/queue.db`",
         )
         eventually(lambda: count_503(run) > 0, "the webhook answers 503", within_s=90, log=run.output)
         eventually(
@@ -143,7 +143,7 @@ def test_alerts_are_sent_again_after_a_full_ledger_disk(running: tuple[Host, Dis
     disk.fill()
     job_id = site.submit(DISK)
     eventually(lambda: count_503(run) >= refused + 2, "the webhook answers 503, and is called again", within_s=90)
-    site.await_needs("ledger: only 0 MiB free on the disk of", "make room")
+    site.await_needs("ledger: only 0 MiB free on the disk of", "free some space")
     assert site.state(job_id) is State.RUNNING
     assert DISK not in site.reported_workers()
 
@@ -198,7 +198,9 @@ def test_up_survives_a_full_data_disk(tmp_path: Path) -> None:
 
         before = run.pids()
         disk.fill()
-        site.await_needs("ledger: only 0 MiB free on the disk of", "queue: only 0 MiB free on the disk of", "make room")
+        site.await_needs(
+            "ledger: only 0 MiB free on the disk of", "queue: only 0 MiB free on the disk of", "free some space"
+        )
         run.post_alert("w2")
         eventually(lambda: count_503(run) >= 2, "the webhook answers 503, and is called again", within_s=90)
         assert site.reported_workers() == {"w1"}
