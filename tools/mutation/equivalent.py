@@ -55,9 +55,8 @@ EQUIVALENT: Final[dict[str, str]] = {
             "faults: GpuwardenGpuEccUncorrected: resets -> changes",
             "faults: GpuwardenGpuXid: resets -> changes",
         ),
-        "a counter with the value of an hour ago changed since then only if it was reset",
+        "each group has one counter: with the value of an hour ago, it changed since then only by a reset",
     ),
-    "telemetry: GpuwardenExporterDown: up -> last_over_time(up[5m])": "the other operand ends with `up`",
     "telemetry: GpuwardenScrapedTwice: count -> sum": _INFO_IS_1,
     "gang: GpuwardenGangStuck: max -> min": "all ranks of a gang publish the same number",
     **dict.fromkeys(
