@@ -42,8 +42,9 @@ def _quarantine(store: JobStore, arguments: argparse.Namespace) -> int:
     store.gpu_quarantine.quarantine(
         [arguments.gpu], host=host, worker=arguments.worker, reason=arguments.reason, now=store.now()
     )
-    print(f"{arguments.gpu} is in quarantine: its workers on {host} finish their job and claim no other")
-    if not store.gpu_quarantine.keeps_anyone_from(arguments.gpu, host=host, worker=arguments.worker):
+    if store.gpu_quarantine.keeps_anyone_from(arguments.gpu, host=host, worker=arguments.worker):
+        print(f"{arguments.gpu} is in quarantine: its workers on {host} finish their job and claim no other")
+    else:
         print(
             f"gpuwarden gpu: {arguments.gpu} is in quarantine, but no worker has registered it:"
             " check it against `nvidia-smi -L` and the --gpus of its workers",

@@ -15,7 +15,7 @@ from typing import Any, Final
 from gpuwarden.cli.acts import add_act, add_json, add_reason
 from gpuwarden.cli.progress import figures, report_of, reports, short, whole
 from gpuwarden.fields import made_from
-from gpuwarden.format import Parser, format_duration, format_time, format_utc_time, operator_name, printable
+from gpuwarden.format import Parser, count_of, format_duration, format_time, format_utc_time, operator_name, printable
 from gpuwarden.job import ATTEMPTS_MAX, FINAL, STALL_TIMEOUT_S, JobClass, JobId, State
 from gpuwarden.queue import PRIORITY, BlockedError, Job, JobStore, Submission
 from gpuwarden.queue.open import current, existing
@@ -191,7 +191,7 @@ def _cancel_them(store: JobStore, arguments: argparse.Namespace) -> int:
     reason = _describe("cancelled", arguments.reason)
     if arguments.run is not None:
         ids = store.admin.cancel_run(arguments.run, reason=reason, now=store.now())
-        print(f"{len(ids)} jobs cancelled: {', '.join(map(str, ids)) or 'none'}")
+        print(f"{count_of(len(ids), 'job')} cancelled: {', '.join(map(str, ids)) or 'none'}")
         return 0
     if not arguments.job:
         return _refuse("missing JOB or --run RUN")

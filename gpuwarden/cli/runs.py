@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from gpuwarden.cli.acts import add_act, add_json, add_reason
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import Parser, format_duration, format_time, operator_name, printable, table
+from gpuwarden.format import Parser, count_of, format_duration, format_time, operator_name, printable, table
 from gpuwarden.job import FINAL, ItemState, JobClass, State
 from gpuwarden.queue import JobStore, Run, Submission
 from gpuwarden.queue.open import current, existing
@@ -211,7 +211,7 @@ def _cancel(arguments: argparse.Namespace) -> int:
         if run.state != "running":
             raise GpuwardenError(f"run {run.run_id!r} has ended: it is {run.state}")
         ids = store.admin.cancel_run(run.run_id, reason=reason, now=store.now())
-    print(f"{len(ids)} jobs cancelled: {', '.join(map(str, ids)) or 'none'}")
+    print(f"{count_of(len(ids), 'job')} cancelled: {', '.join(map(str, ids)) or 'none'}")
     return 0
 
 

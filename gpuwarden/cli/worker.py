@@ -46,7 +46,7 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
         ("WORKER", "HOST", "QUEUE", "STATE", "JOB", "SEEN", "MODEL", "GPUS"), [_row(each, now) for each in found]
     )
     if not found:
-        print("no workers are registered", file=sys.stderr)
+        print("no worker is listed: none has registered, or none matches", file=sys.stderr)
         return 0
     print(head)
     for each, line in zip(found, lines, strict=True):

@@ -30,8 +30,8 @@ class Capture:
         of = self.document
         threads = [thread for process in of["processes"] for thread in process["seen"]]
         stacks = sum("python" in thread for thread in threads)
-        seen = f"{len(of['processes'])} processes, {len(threads)} threads, {stacks} Python stacks"
-        drawn = f"{len(of['curves'])} curves"
+        seen = f"processes: {len(of['processes'])}, threads: {len(threads)}, Python stacks: {stacks}"
+        drawn = f"curves: {len(of['curves'])}"
         return "; ".join(
             [f"{seen}, {drawn}", f"took {self.took_s:.1f} s", *([of["cut_short"]] if of["cut_short"] else [])]
         )

@@ -243,7 +243,7 @@ def test_jobs_are_blocked_cancelled_and_requeued_by_command(store: JobStore, cli
     assert cli("job", "cancel")[::2] == (1, "gpuwarden job: missing JOB or --run RUN\n")
     assert cli("job", "cancel", str(first)) == (0, "", "")
     assert cli("job", "cancel", str(first)) == (1, "", f"gpuwarden job: job {first} is cancelled: it is over\n")
-    assert cli("job", "cancel", "--run", "r1") == (0, f"1 jobs cancelled: {second}\n", "")
+    assert cli("job", "cancel", "--run", "r1") == (0, f"1 job cancelled: {second}\n", "")
 
     code, out, _ = cli("job", "requeue", str(second), "--run", "r2")
     assert code == 0
@@ -299,7 +299,11 @@ def test_workers_are_listed_locked_and_drained_by_command(store: JobStore, cli: 
     assert "by ann@" in out
     assert ": bad memory" in out
     assert len(cli("worker", "list", "--json")[1].splitlines()) == 5
-    assert cli("worker", "list", "--host", "box2") == (0, "", "no workers are registered\n")
+    assert cli("worker", "list", "--host", "box2") == (
+        0,
+        "",
+        "no worker is listed: none has registered, or none matches\n",
+    )
 
     assert cli("worker", "unlock", "locked") == (0, "locked on box1 is unlocked: it claims jobs again\n", "")
     assert re.search(r"\n    unlocked \d+ s ago by ann@", cli("worker", "list")[1])

@@ -185,7 +185,7 @@ def test_show_names_waits_and_frames(ledger: Ledger, ledger_url: str, capsys: py
     main = "thread 4001 MainThread, sleeping, in futex_wait_queue, 812 ticks of CPU"
 
     assert said(capsys, "--ledger", ledger_url, "show", "1")[2:] == [
-        "     +3.2 s  saw      capture            1 processes, 2 threads, 1 Python stacks, 0 curves; took 0.2 s",
+        "     +3.2 s  saw      capture            processes: 1, threads: 2, Python stacks: 1, curves: 0; took 0.2 s",
         "     +3.2 s  captured before the stop:",
         f"    4001 python3: {main}, holds the GIL: forward (train.py:12)",
         "    4001 python3: thread 4002 heart, running, no wait known, 1 ticks of CPU",
@@ -256,7 +256,7 @@ def test_curves_are_lines_with_gaps(ledger: Ledger, ledger_url: str, capsys: pyt
         "  RAM                 |██ ██| 1024 MiB to 1024 MiB, last 1024 MiB",
         "  of_a_later_version  |▁    | -1.0 s to -1.0 s, last unknown",
     ]
-    assert output[2].endswith("0 processes, 0 threads, 0 Python stacks, 5 curves; took 0.2 s")
+    assert output[2].endswith("processes: 0, threads: 0, Python stacks: 0, curves: 5; took 0.2 s")
     assert output[4:] == ["    -240 s to +0 s, step 60 s:", *(f"    {line}" for line in lines)]
 
     full = said(capsys, "--ledger", ledger_url, "capture", "1")
