@@ -125,6 +125,23 @@ def test_gpu_job_is_unhealthy(changed: dict[str, float | None], met: bool) -> No
     assert conditions.is_unhealthy(**figures) is met
 
 
+@pytest.mark.parametrize(
+    ("step_beat_age_s", "rest_s", "spinning_s"),
+    [
+        pytest.param(50.0, 30.0, 40.0, id="its rest, which is measured late"),
+        pytest.param(35.0, 30.0, 35.0, id="its step beat is younger"),
+        pytest.param(50.0, 0.0, 0.0, id="it is active"),
+        pytest.param(None, 0.0, None, id="no step beat yet, active"),
+        pytest.param(None, 30.0, None, id="no step beat yet"),
+        pytest.param(50.0, None, None, id="its activity is unknown"),
+    ],
+)
+def test_duration_that_a_rank_spins(
+    step_beat_age_s: float | None, rest_s: float | None, spinning_s: float | None
+) -> None:
+    assert conditions.rank_spinning_s(step_beat_age_s, rest_s, late_s=10.0) == spinning_s
+
+
 @given(step_beat_age_s=FIGURE, rest_s=FIGURE, after_s=st.integers(1, 6), late_s=st.integers(0, 5))
 def test_rank_is_stuck_when_its_one_value_reaches_the_limit(
     step_beat_age_s: float | None, rest_s: float | None, after_s: int, late_s: int

@@ -333,6 +333,10 @@ def test_longest_steps_and_their_starts_are_optional(field: str) -> None:
     )
 
 
+def test_stall_timeout_is_read_from_the_file() -> None:
+    assert parse_job(job_with(timeout_s=2.5)).timeout_s == 2.5
+
+
 def test_integer_seconds_are_a_duration() -> None:
     assert parse_job(job_with(budget_s=60)).budget_s == 60.0
 
