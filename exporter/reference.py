@@ -1,4 +1,4 @@
-"""Generate docs/metrics.md and docs/settings-exporter.md.
+"""Generate docs/reference/metrics.md and docs/reference/settings-exporter.md.
 
 `python -m exporter.reference` writes them; `--check` exits with 1 if one is outdated.
 """
@@ -21,7 +21,7 @@ from gpuwarden import clock
 from gpuwarden.docs_pages import unit_of
 from gpuwarden.settings import table, write_pages
 
-DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
+DOCS: Final = Path(__file__).resolve().parent.parent / "docs" / "reference"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def metrics_page() -> str:
-    """Render docs/metrics.md.
+    """Render docs/reference/metrics.md.
 
     Raises:
         TypeError: a metric has another class.
@@ -45,7 +45,7 @@ def metrics_page() -> str:
             "<!-- Written by `python -m exporter.reference`; change the collectors, not this page. -->",
             "",
             "The metrics at `/metrics` of the exporter. An unknown value is an absent series, never 0. Metrics that a",
-            "rule compares are NaN instead, if the last column says so: [why](rules.md#after-prometheus-was-down).",
+            "rule compares are NaN instead, if the last column says so: [why](../rules.md#after-prometheus-was-down).",
             "While a source or collector fails (`gpuwarden_collector_success`), its metrics are absent. While the last",
             f"sample is older than {SNAPSHOT_FRESH_S:g} s, only the exporter's own metrics (last rows) are present.",
             "The scrape configuration sets the label `host`.",
@@ -62,7 +62,7 @@ def metrics_page() -> str:
 
 
 def settings_page() -> str:
-    """Render docs/settings-exporter.md."""
+    """Render docs/reference/settings-exporter.md."""
     return "\n".join(
         [
             "# Settings of the exporter",

@@ -14,9 +14,7 @@ RUNBOOKS: Final = "docs/runbooks/"
 
 def pages() -> dict[str, Path]:
     """The pages by path. FileNotFoundError if the installation is incomplete."""
-    found = {
-        str(path.relative_to(FOLDER)): path for pattern in ("*.md", "runbooks/*.md") for path in FOLDER.glob(pattern)
-    }
+    found = {str(path.relative_to(FOLDER)): path for path in FOLDER.rglob("*.md")}
     if not found:
         raise FileNotFoundError(f"no *.md in {FOLDER}: the installation is incomplete; reinstall gpuwarden")
     return dict(sorted(found.items()))

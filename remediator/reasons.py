@@ -1,6 +1,7 @@
 """Reason codes: why an episode waits or ended, and why an alert was refused. Pure.
 
-`Reason` is stored in the ledger, published as the label `reason`, and listed in docs/reasons.md. `Doubt` is internal.
+`Reason` is stored in the ledger, published as the label `reason`, and listed in docs/reference/reasons.md.
+`Doubt` is internal.
 """
 
 from dataclasses import dataclass, field

@@ -19,7 +19,7 @@ from remediator.metrics.series import Catalogue
 from remediator.reasons import Reason
 from remediator.settings.settings import ExecuteSettings, ServeSettings
 
-DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
+DOCS: Final = Path(__file__).resolve().parent.parent / "docs" / "reference"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def settings_page() -> str:
-    """docs/settings-remediator.md."""
+    """docs/reference/settings-remediator.md."""
     return "\n".join(
         [
             "# Settings of the remediator",
@@ -53,7 +53,7 @@ def settings_page() -> str:
 
 
 def metrics_page() -> str:
-    """docs/metrics-remediator.md."""
+    """docs/reference/metrics-remediator.md."""
     return "\n".join(
         [
             "# Metrics of the remediator",
@@ -72,7 +72,7 @@ def metrics_page() -> str:
 
 
 def queue_page() -> str:
-    """docs/metrics-queue.md."""
+    """docs/reference/metrics-queue.md."""
     return "\n".join(
         [
             "# Metrics of the queue",
@@ -95,7 +95,7 @@ def queue_page() -> str:
 
 
 def reasons_page() -> str:
-    """docs/reasons.md."""
+    """docs/reference/reasons.md."""
     return "\n".join(
         [
             "# Reasons",

@@ -41,7 +41,7 @@ FOREIGN_SERIES: Final = frozenset(
 )
 """Series that Prometheus itself publishes."""
 METRICS_PAGES: Final = ("metrics.md", "metrics-queue.md", "metrics-remediator.md")
-"""Generated pages of docs/ that list every series."""
+"""Generated pages of docs/reference/ that list every series."""
 
 _PUBLISHED = re.compile(r"^\| `([a-z0-9_]+)` \|", re.MULTILINE)
 _SERIES = re.compile(r"\b(?:gpuwarden[_:]|prometheus_|up\b)[a-z0-9_:]*")
@@ -211,7 +211,7 @@ def rules_name_known_series(checkout: Path) -> list[str]:
     rules = [(file, rule) for file, found in read for group in found.groups for rule in group.rules]
     known = {rule.record for _, rule in rules if rule.record} | FOREIGN_SERIES
     for page in METRICS_PAGES:
-        known |= set(_PUBLISHED.findall((checkout / "docs" / page).read_text(encoding="utf-8")))
+        known |= set(_PUBLISHED.findall((checkout / "docs" / "reference" / page).read_text(encoding="utf-8")))
     problems = []
     for file, rule in rules:
         where = f"{file.name}: {rule.alert or rule.record}"

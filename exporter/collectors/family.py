@@ -4,8 +4,8 @@ A gauge that remedies compare, and that is always present, is `or_nan` while it 
 gone at the next scrape; if it misses that scrape, it repeats the old value for five minutes. NaN replaces the old value
 and compares with nothing; `min` and `max` skip it next to a number.
 
-docs/metrics.md lists the source of each family and when it is absent. Families keep plain rows, which the renderer
-reads; `Sample` objects are slow and made on demand.
+docs/reference/metrics.md lists the source of each family and when it is absent. Families keep plain rows, which the
+renderer reads; `Sample` objects are slow and made on demand.
 """
 
 import math

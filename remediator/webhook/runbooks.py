@@ -29,6 +29,8 @@ _STYLE: Final = (
     "@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}pre,code{background:#262626}a{color:#8bf}}"
 )
 _NOT_WHOLE: Final = "the installation is incomplete; reinstall gpuwarden"
+_NOT_SHOWN: Final = re.compile(r"^<!--.*?-->\n|^```\{toctree\}\n.*?^```\n", re.MULTILINE | re.DOTALL)
+"""Comments and the site's menus."""
 _NO_ANCHOR: Final = re.compile(r"[^\w\- ]")
 
 
@@ -74,7 +76,7 @@ def render(name: str) -> str:
     names = pages()
     text = names[name].read_text(encoding="utf-8")
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
-    tokens = markdown.parse(text)
+    tokens = markdown.parse(_NOT_SHOWN.sub("", text))
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):
         if token.type == "heading_open" and following is not None:
             token.attrs["id"] = anchor(following.content)

@@ -80,7 +80,9 @@ def test_numbers_are_found(expr: str, found: set[str]) -> None:
 
 def test_series_and_settings_of_the_docs_exist() -> None:
     page = PAGE.read_text()
-    documented = "".join((CHECKOUT / "docs" / each).read_text() for each in (*METRICS_PAGES, *SETTINGS_PAGES))
+    documented = "".join(
+        (CHECKOUT / "docs" / "reference" / each).read_text() for each in (*METRICS_PAGES, *SETTINGS_PAGES)
+    )
 
     named = re.findall(r"`(gpuwarden_\w+|--[\w-]+)`", page)
 

@@ -7,7 +7,7 @@ from testbed.check_release import CHECKOUT
 from tests.alerts.test_literals import rules
 from tools.mutation.generated import TOKEN
 
-PAGE = CHECKOUT / "docs" / "metrics.md"
+PAGE = CHECKOUT / "docs" / "reference" / "metrics.md"
 
 OF_GANGS = {
     ("GpuwardenGangStuck", "gpuwarden_gang_rank_attempt"): 1,

@@ -45,11 +45,12 @@ def copied(checkout: Path, alerts: Iterable[Path], tests: Iterable[Path]) -> Pat
     for file in tests:
         shutil.copy(file, checkout / check_release.TESTS)
     (checkout / "docs" / "runbooks").mkdir(parents=True)
+    (checkout / "docs" / "reference").mkdir()
     for file in (checkout / "alerts").glob("*.rules.yaml"):
         for name in re.findall(r"- alert: (\w+)", file.read_text()):
             shutil.copy(check_release.CHECKOUT / "docs" / "runbooks" / f"{name}.md", checkout / "docs" / "runbooks")
     for page in check_release.METRICS_PAGES:
-        shutil.copy(check_release.CHECKOUT / "docs" / page, checkout / "docs")
+        shutil.copy(check_release.CHECKOUT / "docs" / "reference" / page, checkout / "docs" / "reference")
     subprocess.run(["git", "init", "--quiet", checkout], check=True)
     return checkout
 

@@ -160,7 +160,9 @@ def test_series_of_scenarios_are_documented_with_their_labels(begins: str) -> No
         name: frozenset(re.findall(r"`(\w+)`", labels))
         for file in ("metrics.md", "metrics-remediator.md", "metrics-queue.md")
         for name, labels in re.findall(
-            r"^\| `(gpuwarden_\w+)` \| \w+ \| ([^|]*) \|", (CHECKOUT / "docs" / file).read_text(), re.MULTILINE
+            r"^\| `(gpuwarden_\w+)` \| \w+ \| ([^|]*) \|",
+            (CHECKOUT / "docs" / "reference" / file).read_text(),
+            re.MULTILINE,
         )
     }
 
