@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PROCESSES ?= 5
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup
 
-.PHONY: help demo test mutation check collected coverage covered tested ci nightly bench up setup lock fmt clean
+.PHONY: help demo test mutation check collected coverage covered tested ci nightly docs bench up setup lock fmt clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -83,6 +83,9 @@ nightly: .venv/.ready  ## everything: the checks, every test, the planted faults
 	@$(BIN)/python -m deploy.standalone.debian_packages
 	@$(PYTEST) -m "not pure" --hypothesis-profile=nightly --no-skips --junit-xml=.work/nightly.xml $(PYTEST_ARGS)
 	@$(BIN)/python -m tools.mutation $(MUTATION_ARGS)
+
+docs: .venv/.ready  ## build the site into .work/site, strictly: links, menus, images, words per page
+	@$(BIN)/python -m tools.site
 
 bench: .venv/.ready  ## measure: medians and ratios, in one run
 	@$(BIN)/python -m bench
