@@ -45,7 +45,7 @@ def metrics_page() -> str:
             "<!-- Written by `python -m exporter.reference`; change the collectors, not this page. -->",
             "",
             "The metrics at `/metrics` of the exporter. An unknown value is an absent series, never 0. Metrics that a",
-            "rule compares are NaN instead, if the last column says so: [why](../rules.md#after-prometheus-was-down).",
+            "rule compares are NaN instead, if the last column says so: [why](../contributing/architecture.md#rules).",
             "While a source or collector fails (`gpuwarden_collector_success`), its metrics are absent. While the last",
             f"sample is older than {SNAPSHOT_FRESH_S:g} s, only the exporter's own metrics (last rows) are present.",
             "The scrape configuration sets the label `host`.",

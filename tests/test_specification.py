@@ -1,59 +1,37 @@
-"""docs/behaviours.md and the marks of the tests agree."""
+"""tests/behaviours.toml, its page and the marks of the tests agree."""
 
-import ast
-import re
-from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
+import pytest
 
-TESTS = Path(__file__).resolve().parent
-PAGE = TESTS.parent / "docs" / "behaviours.md"
+from tools import behaviours
+from tools.behaviours import marks, rows
 
-_ROW = re.compile(r"^\| ([A-D]\d+b?) \|.*\| ([^|]*) \|$", re.MULTILINE)
-_LINK = re.compile(r"\(\.\./(tests/[\w/]+\.py)\)")
-_MARK = re.compile(r"behaviour\('([A-D]\d+b?)'\)")
+WORDS_MAX = 25
 
 
-def test_every_row_is_listed_once() -> None:
-    rows = [row for row, _ in _ROW.findall(PAGE.read_text(encoding="utf-8"))]
-
-    wanted = [f"A{n}" for n in range(1, 20)] + ["A14b"]
+def test_every_row_is_listed_once_in_order() -> None:
+    wanted = [f"A{n}" for n in range(1, 15)] + ["A14b"] + [f"A{n}" for n in range(15, 20)]
     wanted += [f"{part}{n}" for part in "BCD" for n in range(1, 10)]
-    assert sorted(rows) == sorted(wanted)
+
+    assert list(rows()) == wanted
 
 
-def test_docs_list_exactly_the_marked_tests() -> None:
-    page = {
-        row: set(_LINK.findall(shown))
-        for row, shown in _ROW.findall(PAGE.read_text(encoding="utf-8"))
-        if _LINK.search(shown)
-    }
-
-    marked: dict[str, set[str]] = defaultdict(set)
-    for row, file, _ in behaviours():
-        marked[row].add(str(file.relative_to(TESTS.parent)))
-    assert page == dict(marked)
+def test_page_is_generated_from_the_rows_and_marks() -> None:
+    assert behaviours.PAGE.read_text(encoding="utf-8") == behaviours.page()
 
 
-def test_every_shown_row_has_a_daily_test() -> None:
-    found = list(behaviours())
-    nightly = {row for row, _, nightly in found if nightly}
-    daily = {row for row, _, nightly in found if not nightly}
+def test_row_is_tested_unless_it_is_lacking() -> None:
+    untested = {row for row, its in rows().items() if its.get("lacking") == "all"}
+
+    assert {mark.row for mark in marks()} == rows().keys() - untested
+
+
+def test_every_tested_row_has_a_daily_test() -> None:
+    nightly = {mark.row for mark in marks() if mark.nightly}
+    daily = {mark.row for mark in marks() if not mark.nightly}
 
     assert nightly - daily == set()
 
 
-def behaviours() -> Iterator[tuple[str, Path, bool]]:
-    """Rows with their test files, and whether the test is nightly."""
-    for file in TESTS.rglob("test_*.py"):
-        text = file.read_text(encoding="utf-8")
-        if "mark.behaviour" not in text:
-            continue
-        module = ast.parse(text)
-        assigned = [ast.unparse(node) for node in module.body if isinstance(node, ast.Assign)]
-        of_all = [each for each in assigned if each.startswith("pytestmark ")]
-        for node in ast.walk(module):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                marks = [ast.unparse(each) for each in node.decorator_list]
-                nightly = any("mark.nightly" in mark for mark in (*of_all, *marks))
-                yield from ((row, file, nightly) for mark in marks for row in _MARK.findall(mark))
+@pytest.mark.parametrize("row", rows())
+def test_behaviour_is_short(row: str) -> None:
+    assert len(rows()[row]["does"].split()) <= WORDS_MAX

@@ -1,17 +1,17 @@
-"""Rules compare with series: docs/rules.md lists every number in a rule with its reason."""
+"""Rules compare with series: literals.yaml lists every number in a rule with its reason."""
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from testbed.check_release import CHECKOUT, METRICS_PAGES, RULES_GLOB
+from testbed.check_release import CHECKOUT, RULES_GLOB
 from tools.mutation.generated import TOKEN
 
-PAGE = CHECKOUT / "docs" / "rules.md"
-SETTINGS_PAGES = ("settings-exporter.md", "settings-remediator.md")
+LISTED = Path(__file__).with_name("literals.yaml")
 TRUTHS = {"0", "1"}
 """These are booleans or counts of one."""
 NUMBERED = re.compile(r'[=!~]"(\d+(?:\|\d+)*)"')
@@ -34,18 +34,14 @@ def numbers_of(rule: dict[str, Any]) -> set[str]:
     return found | {f"{key}: {rule[key]}" for key in ("for", "keep_firing_for") if key in rule}
 
 
-def listed_numbers(page: str) -> dict[str, set[str]]:
-    """Numbers of each rule in the table of the docs; every row has a reason."""
-    rows = re.findall(r"^\| `([\w:]+)` \| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
-    assert [rule for rule, _, reason in rows if len(reason) < len("likewise")] == []
-    assert len({rule for rule, _, _ in rows}) == len(rows)
-    return {rule: set(re.findall(r"`([^`]+)`", numbers)) for rule, numbers, _ in rows}
-
-
-def test_numbers_of_rules_are_documented_with_a_reason() -> None:
+def test_numbers_of_rules_are_listed_with_a_reason() -> None:
     written = {rule.get("alert") or rule["record"]: numbers_of(rule) for rule in rules()}
+    listed = yaml.safe_load(LISTED.read_text())
 
-    assert {name: found for name, found in written.items() if found} == listed_numbers(PAGE.read_text())
+    assert {name: found for name, found in written.items() if found} == {
+        name: set(its["numbers"]) for name, its in listed.items()
+    }
+    assert [name for name, its in listed.items() if not its["reason"]] == []
 
 
 def test_acting_rules_have_no_numbers_except_ages() -> None:
@@ -76,15 +72,3 @@ def test_acting_rules_have_no_numbers_except_ages() -> None:
 def test_numbers_are_found(expr: str, found: set[str]) -> None:
     assert numbers_of({"expr": expr}) == found
     assert numbers_of({"expr": expr, "for": "3m"}) == {*found, "for: 3m"}
-
-
-def test_series_and_settings_of_the_docs_exist() -> None:
-    page = PAGE.read_text()
-    documented = "".join(
-        (CHECKOUT / "docs" / "reference" / each).read_text() for each in (*METRICS_PAGES, *SETTINGS_PAGES)
-    )
-
-    named = re.findall(r"`(gpuwarden_\w+|--[\w-]+)`", page)
-
-    assert len(named) > 1
-    assert [each for each in named if f"`{each}`" not in documented] == []

@@ -12,7 +12,6 @@ import yaml
 
 from deploy.standalone import debian_packages
 from exporter import reference
-from testbed.check_release import CHECKOUT
 from tests.alerts.scenes import END_S, FAULTS, FIXED_S, LIMIT_S, SCENES, Fault, Scene, firing_series
 from tests.alerts.test_literals import rules
 from tests.asking import PLAIN
@@ -238,13 +237,6 @@ def test_acting_rules_read_no_records_with_an_interval() -> None:
         "GpuwardenRemediatorDown",
     }
     assert [rule["alert"] for rule in asking if "remedy" in rule.get("labels", {})] == []
-
-
-def test_docs_list_the_rules_with_an_interval() -> None:
-    _, _, section = (CHECKOUT / "docs" / "rules.md").read_text().partition("## What is asked once a minute\n")
-    listed = re.findall(r"`(Gpuwarden\w+|gpuwarden:[\w:]+)`", section)
-
-    assert sorted(listed) == sorted(rule.get("alert") or rule["record"] for rule in rules_with_interval())
 
 
 BROKEN: Final = 'group(up) * on () {__name__=~"up|scrape_duration_seconds"}'

@@ -63,12 +63,19 @@ def test_every_link_of_every_page_opens(read: dict[str, Read]) -> None:
         assert not place or place in read[path].anchors, (page, link)
 
 
-def test_unshipped_file_is_named_but_not_linked(read: dict[str, Read], served: httpx.Client) -> None:
-    page = "/docs/behaviours.md"
-    assert "](../tests/" in pages()["behaviours.md"].read_text()
+def test_link_to_a_file_that_does_not_ship_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.mktemp("docs") / "x.md"
+    file.write_text("<!-- a comment -->\n# A title\n\n[the tests](../tests/test_a.py)\n\n```{toctree}\nx\n```\n")
+    monkeypatch.setattr(runbooks, "pages", lambda: {"x.md": file})
 
-    assert not [link for link in read[page].links if "tests/" in link]
-    assert "test_demo_jobs.py" in served.get(page).text
+    text = runbooks.render.__wrapped__("x.md")
+
+    assert Read(text).links == []
+    assert "the tests" in text
+    assert "comment" not in text
+    assert "toctree" not in text
 
 
 def test_runbook_has_its_alert_as_heading_and_loads_nothing(served: httpx.Client) -> None:
@@ -82,7 +89,7 @@ def test_runbook_has_its_alert_as_heading_and_loads_nothing(served: httpx.Client
 
 
 def test_tables_and_code_are_rendered(read: dict[str, Read]) -> None:
-    assert {"table", "code", "pre"} <= read["/docs/rules.md"].tags
+    assert {"table", "code", "pre"} <= read["/docs/contributing/architecture.md"].tags
 
 
 def test_html_in_a_page_is_escaped(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -113,7 +120,7 @@ def test_folder_is_404_without_a_redirect(path: str, served: httpx.Client) -> No
     assert "location" not in answer.headers
 
 
-@pytest.mark.parametrize("path", ["/docs/runbooks/GpuwardenJobStalled.md", "/docs/rules.md", "/metrics",
+@pytest.mark.parametrize("path", ["/docs/runbooks/GpuwardenJobStalled.md", "/docs/reference/metrics.md", "/metrics",
                                   "/-/healthy", "/-/ready"])  # fmt: skip
 def test_head_request_returns_only_headers(path: str, served: httpx.Client) -> None:
     whole, head = served.get(path), served.head(path)
