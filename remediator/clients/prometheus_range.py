@@ -160,7 +160,7 @@ async def _of(url: str, query: str, over: Window, *, within_s: float) -> tuple[S
         "start": str(over.at),
         "end": str(over.until),
         "step": str(over.step_s),
-        "timeout": f"{within_s:g}s",
+        "timeout": f"{within_s:g}",  # seconds; Prometheus refuses "4.5s"
     }
     try:
         async with answers.limited_client(within_s=within_s, max_bytes=ANSWER_MAX_BYTES) as client:
