@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,12 +44,15 @@ FOREIGN_SERIES: Final = frozenset(
 METRICS_PAGES: Final = ("metrics.md", "metrics-queue.md", "metrics-remediator.md")
 """Generated pages of docs/reference/ that list every series."""
 
+INDEX: Final = "index.md"
+
 _PUBLISHED = re.compile(r"^\| `([a-z0-9_]+)` \|", re.MULTILINE)
 _SERIES = re.compile(r"\b(?:gpuwarden[_:]|prometheus_|up\b)[a-z0-9_:]*")
 _BY_NAME = re.compile(r'__name__=~"([^"]*)"')
 _ALERTNAME = re.compile(r'alertname="([^"]*)"')
 _COMMAND = re.compile(r"(?:^    |`)gpuwarden ([a-z]+(?: [a-z]+)?)([^`\n#|]*)", re.MULTILINE)
 """A command in a runbook: its name of one or two words, and the rest."""
+_BASH = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _OPTION = re.compile(r"(?<!\S)--[a-z-]+")
 _File = TypeVar("_File", bound=BaseModel)
 
@@ -164,7 +168,9 @@ def alerts_have_runbooks(checkout: Path) -> list[str]:
     alerts = {rule.alert for _, rule in found}
     pages = sorted((checkout / "docs" / "runbooks").glob("*.md"))
     return problems + [
-        f"docs/runbooks/{page.name}: no alert has this name" for page in pages if page.stem not in alerts
+        f"docs/runbooks/{page.name}: no alert has this name"
+        for page in pages
+        if page.name != INDEX and page.stem not in alerts
     ]
 
 
@@ -172,8 +178,8 @@ def runbooks_commands_exist(checkout: Path) -> list[str]:
     """Each `gpuwarden` command in a runbook exists and has its options."""
     return [
         f"{page.name}: `gpuwarden {words}` {problem}"
-        for page, text in _runbooks(checkout)
-        for words, rest in _COMMAND.findall(text)
+        for page, text in [*_runbooks(checkout), _read_page(checkout / "docs" / "runbooks" / INDEX)]
+        for words, rest in _COMMAND.findall(_BASH.sub(lambda block: textwrap.indent(block[1], "    "), text))
         for problem in _command_problems(words, _OPTION.findall(rest))
     ]
 
@@ -202,7 +208,11 @@ def _runbooks(checkout: Path) -> list[tuple[Path, str]]:
     """Runbook pages of the alerts."""
     names = sorted({f"{rule.alert}.md" for _, rule in _alerts(checkout)})
     pages = [page for name in names if (page := checkout / "docs" / "runbooks" / name).is_file()]
-    return [(page, page.read_text(encoding="utf-8")) for page in pages]
+    return [_read_page(page) for page in pages]
+
+
+def _read_page(page: Path) -> tuple[Path, str]:
+    return page, page.read_text(encoding="utf-8")
 
 
 def rules_name_known_series(checkout: Path) -> list[str]:

@@ -49,6 +49,7 @@ def copied(checkout: Path, alerts: Iterable[Path], tests: Iterable[Path]) -> Pat
     for file in (checkout / "alerts").glob("*.rules.yaml"):
         for name in re.findall(r"- alert: (\w+)", file.read_text()):
             shutil.copy(check_release.CHECKOUT / "docs" / "runbooks" / f"{name}.md", checkout / "docs" / "runbooks")
+    shutil.copy(check_release.CHECKOUT / "docs" / "runbooks" / check_release.INDEX, checkout / "docs" / "runbooks")
     for page in check_release.METRICS_PAGES:
         shutil.copy(check_release.CHECKOUT / "docs" / "reference" / page, checkout / "docs" / "reference")
     subprocess.run(["git", "init", "--quiet", checkout], check=True)
@@ -148,20 +149,37 @@ def test_runbook_without_alert_is_refused(checkout: Path) -> None:
     ]
 
 
+def write_runbook(checkout: Path, body: str) -> None:
+    (checkout / "docs/runbooks/GpuwardenJobStalled.md").write_text(f"# GpuwardenJobStalled\n{body}")
+
+
 @pytest.mark.parametrize(
     ("says", "problems"),
     [
         ("    gpuwarden ledger list --last 10", []),
+        ("```bash\ngpuwarden ledger list --last 10    # newest\n```\n", []),
+        ("```bash\ngpuwarden ledger lst\n```\n", ["`gpuwarden ledger lst` is no command"]),
+        ("```text\ngpuwarden ledger lst\n```\n", []),
         ("Then `gpuwarden arm --remedy restart_worker --host HOST`.", []),
         ("Of itself gpuwarden lists nothing.", []),
         ("    gpuwarden ledger lst", ["`gpuwarden ledger lst` is no command"]),
         ("| x | `gpuwarden arm --remdy restart_worker` |", ["`gpuwarden arm` has no option --remdy"]),
         ("    gpuwarden ledger list --las 10", ["`gpuwarden ledger list` has no option --las"]),
     ],
-    ids=["a command", "in a sentence", "prose", "an unknown command", "an unknown option", "half an option"],
+    ids=[
+        "a command",
+        "in a block",
+        "an unknown command in a block",
+        "output",
+        "in a sentence",
+        "prose",
+        "an unknown command",
+        "an unknown option",
+        "half an option",
+    ],
 )
 def test_runbook_with_unknown_command_is_refused(says: str, problems: list[str], checkout: Path) -> None:
-    (checkout / "docs/runbooks/GpuwardenJobStalled.md").write_text(f"# GpuwardenJobStalled\n\n{says}\n")
+    write_runbook(checkout, f"\n{says}\n")
 
     found = check_release.runbooks_commands_exist(checkout)
 
