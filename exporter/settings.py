@@ -65,7 +65,7 @@ class Settings(BaseSettings):
         default="auto",
         description="source of this Kubernetes node's pods: 'api' is --kubernetes-api; 'logs' means the links in "
         "/var/log/containers, without budgets; 'auto' is 'api' with a --node-name, else 'logs' when they appear "
-        "(docs/containers.md)",
+        "(docs/how-to/containers.md)",
     )
     kubernetes_api: str = Field(
         default="in-cluster",
@@ -95,7 +95,7 @@ class Settings(BaseSettings):
     nvml: Literal["auto", "on", "off"] = Field(
         default="auto",
         description="read NVIDIA GPUs: 'auto' if the driver's library can be loaded, 'on' fails without it; "
-        "docs/nvidia.md",
+        "docs/reference/gpus.md",
     )
     nvml_timeout_s: float = Field(
         default=10.0,
@@ -106,10 +106,10 @@ class Settings(BaseSettings):
     amd: Literal["auto", "on", "off"] = Field(
         default="auto",
         description="read AMD GPUs from the kernel: 'auto' if there are any at the start, 'on' fails without one; "
-        "docs/amd-intel.md",
+        "docs/reference/gpus.md",
     )
     intel: Literal["auto", "on", "off"] = Field(
-        default="auto", description="read Intel GPUs from the kernel, as --amd; docs/amd-intel.md"
+        default="auto", description="read Intel GPUs from the kernel, as --amd; docs/reference/gpus.md"
     )
     kernel_timeout_s: float = Field(
         default=10.0,
@@ -119,7 +119,7 @@ class Settings(BaseSettings):
     )
     simulate_gpu: Path | None = Field(
         default=None,
-        description="read GPUs from this file instead of a driver; marked as simulated (docs/simulated-gpu.md)",
+        description="read GPUs from this file instead of a driver; marked as simulated (docs/how-to/simulate-gpus.md)",
     )
     sample_interval_s: float = Field(default=1.0, gt=0, le=2, description="seconds between two samples of the host")
     gpu_idle_ratio: float = Field(
@@ -206,7 +206,7 @@ class Settings(BaseSettings):
         default=Thresholds.vram_floor_bytes // MIB,
         ge=0,
         description="free memory that a GPU must have, MiB; below it the container most over its budget is reported "
-        "(docs/vram.md); 0 disables it",
+        "(docs/how-to/share-gpu-memory.md); 0 disables it",
     )
     vram_tie_mib: int = Field(
         default=Thresholds.vram_tie_bytes // MIB,
@@ -217,8 +217,8 @@ class Settings(BaseSettings):
         default=Thresholds.vram_return_s,
         ge=0,
         le=600,
-        description="longest time for the driver to free the memory of ended processes, seconds (docs/vram.md); "
-        "0 disables it",
+        description="longest time for the driver to free the memory of ended processes, seconds "
+        "(docs/how-to/share-gpu-memory.md); 0 disables it",
     )
     gpu_lost_s: float = Field(
         default=Thresholds.gpu_lost_s,
@@ -234,12 +234,12 @@ class Settings(BaseSettings):
         default=3.0,
         ge=0.5,
         le=30,
-        description="timeout of one probe of a server with a probe URL, seconds (docs/servers.md)",
+        description="timeout of one probe of a server with a probe URL, seconds (docs/how-to/probe-servers.md)",
     )
     state_dir: Path | None = Field(
         default=None,
         description="folder, best in memory, that only the exporter may write: it saves which servers have answered "
-        "for the next start (docs/servers.md); without it nothing is saved",
+        "for the next start (docs/how-to/probe-servers.md); without it nothing is saved",
     )
     not_ready_s: float = Field(
         default=Thresholds.not_ready_s,

@@ -280,7 +280,9 @@ def _parser() -> argparse.ArgumentParser:
         "that start slowly (default: %(default)g)",
     )
     parser.add_argument("--processes", type=Path, help="TOML file of supervised workers outside containers")
-    parser.add_argument("--simulate-gpu", type=Path, help="read simulated GPUs from this file (docs/simulated-gpu.md)")
+    parser.add_argument(
+        "--simulate-gpu", type=Path, help="read simulated GPUs from this file (docs/how-to/simulate-gpus.md)"
+    )
     parser.add_argument(
         "--fetch-parts",
         action="store_true",

@@ -92,7 +92,7 @@ SOURCES: Final = {
     "source_kubernetes": "check the Kubernetes API and /var/log/containers",
     "source_pod_resources": "check that the kubelet runs",
     "source_gpu": "check the GPU driver (`nvidia-smi`)",
-    "source_drm": "check that the exporter can read /proc and /sys (docs/amd-intel.md)",
+    "source_drm": "check that the exporter can read /proc and /sys (docs/reference/gpus.md)",
 }
 """What to check first if a collector fails."""
 

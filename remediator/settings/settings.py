@@ -196,7 +196,8 @@ class ExecuteSettings(_Common):
     )
     processes: Path | None = Field(
         default=None,
-        description="TOML file that lists workers without a container, with their supervisors (docs/actuators.md)",
+        description="TOML file that lists workers without a container, and how each is started "
+        "(docs/how-to/containers.md)",
     )
     interval_s: float = Field(
         default=1.0,

@@ -1,4 +1,4 @@
-"""AMD and Intel GPUs from the Linux kernel (docs/amd-intel.md).
+"""AMD and Intel GPUs from the Linux kernel (docs/reference/gpus.md).
 
 GPUs are the render nodes in /sys/class/drm/renderD*. kfd.py has the names of AMD GPUs; clients.py and kfd.py have the
 processes. The GPU's values are files of its device:

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs by NVML, with the package nvidia-ml-py (docs/nvidia.md).
+"""NVIDIA GPUs by NVML, with the package nvidia-ml-py (docs/reference/gpus.md).
 
 A failed value is unknown, a lost GPU costs only its own values, and a reloaded driver costs one sample. Calls have no
 timeout, so they run in a child process that can be killed. It names each GPU before a call about it, and shuts
