@@ -90,7 +90,7 @@ class Settings(BaseSettings):
     task_dir: Annotated[tuple[Path, ...], NoDecode] = Field(
         default=(),
         description="folders with the task files of other runners, such as /home/farm/.gputasker/running_tasks, "
-        "separated by commas or one per option (docs/tasks.md)",
+        "separated by commas or one per option (docs/reference/formats.md)",
     )
     nvml: Literal["auto", "on", "off"] = Field(
         default="auto",

@@ -1,4 +1,4 @@
-"""States, moves, classes, budgets and caps of jobs. Pure. See `docs/identity.md`."""
+"""States, moves, classes, budgets and caps of jobs. Pure. See `docs/reference/jobs-and-identities.md`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -235,7 +235,7 @@ def _parser() -> argparse.ArgumentParser:
     acts = parser.add_subparsers(required=True)
 
     submit = add_act(acts, "submit", _submit, "submit a run from a file in one transaction; prints each job's id")
-    submit.add_argument("file", metavar="FILE", help="JSON, see docs/queue-commands.md; - reads standard input")
+    submit.add_argument("file", metavar="FILE", help="JSON, see docs/reference/formats.md; - reads standard input")
     submit.add_argument("--run", help="name of the run, instead of the file's")
     add_json(submit, "one JSON object")
     submit.add_argument(

@@ -19,7 +19,7 @@ BATCH: Final = 500
 
 
 class Outbox(QueueBase):
-    """Events for programs that continue after a job: see `docs/queue.md`."""
+    """Events for programs that continue after a job: see `docs/reference/python-api.md`."""
 
     def events(self, consumer: str, *, limit: int = BATCH) -> list[Event]:
         """The next events that this consumer has not acknowledged, oldest first."""

@@ -181,7 +181,7 @@ class ExecuteSettings(_Common):
     policy: Path | None = Field(
         default=None,
         description="TOML file with settings of single remedies, such as whether to requeue a job whose process exit "
-        "is unconfirmed; reloaded within a second of a change (docs/policy.md)",
+        "is unconfirmed; reloaded within a second of a change (docs/reference/remedies.md)",
     )
     docker: str = Field(default="unix:///var/run/docker.sock", description="Docker's socket; 'none' without Docker")
     podman: str = Field(

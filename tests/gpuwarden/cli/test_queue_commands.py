@@ -378,8 +378,8 @@ def test_run_is_submitted_from_a_file_and_shown_to_its_end(store: JobStore, cli:
 
 
 def test_example_file_of_the_docs_is_valid() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "queue-commands.md").read_text(encoding="utf-8")
-    example = page.partition("```json\n")[2].partition("```")[0]
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "formats.md").read_text(encoding="utf-8")
+    example = page.partition("## Run files")[2].partition("```json\n")[2].partition("```")[0]
 
     run_id, submissions, needs = parse(example)
 
