@@ -1,11 +1,12 @@
 """Judge the alert rules, and common alternatives to them, by a corpus of scenarios.
 
-`scenario` defines a scenario, `host` plays it and publishes the exporter's series, and `judge` runs promtool.
+`scenario` defines a scenario, `host` plays it and publishes the exporter's series, and `judge` runs promtool. `page`
+writes the words of scenarios and the results.
 """
 
 from collections.abc import Iterator, Sequence
 
-from bench.corpus import scenario_file
+from bench.corpus import page, scenario_file
 from bench.corpus.judge import OURS, POLICY_NAMES, JudgeError, Played, Score, play, score
 from bench.corpus.scenario_file import ScenarioError
 from bench.figures import BenchError, Figure, figure, progress
@@ -13,7 +14,7 @@ from gpuwarden.job import Condition
 
 
 def measure() -> Iterator[Figure]:
-    """Judge every scenario by every policy.
+    """Judge every scenario by every policy, and write the results into bench/corpus/README.md.
 
     Raises:
         BenchError: a scenario is invalid, or promtool fails.
@@ -28,7 +29,9 @@ def measure() -> Iterator[Figure]:
         marked = "not yet" if each.scenario.not_yet else "wrong"
         for wrong in each.wrong():
             progress(f"{marked}: {each.scenario.place}: {wrong}")
-    for name, found in scores(played):
+    found_by_policy = list(scores(played))
+    page.write_results(played, found_by_policy)
+    for name, found in found_by_policy:
         yield figure("corpus", f"{name}: false kills", "", [found.false])
         yield figure("corpus", f"{name}: missed, of {found.jobs} jobs", "", [found.missed])
         if name.startswith(OURS):

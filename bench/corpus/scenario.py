@@ -15,7 +15,7 @@ A file is a YAML list. Each scenario has a `name`, a `why`, and:
     plays      end; by default 6 minutes after the last event
     not_yet    why the rules judge it wrongly for now
 
-Times are whole: 90s, 4m, 1h30m. `docs/corpus.md` lists all words of `DOINGS` and of the dataclasses here.
+Times are whole: 90s, 4m, 1h30m. `bench/corpus/README.md` lists all words; `python -m bench.corpus --page` writes it.
 """
 
 import math
@@ -136,22 +136,37 @@ class GpuHealth:
     throttled: tuple[str, ...] | None = None
 
 
-GPU_STATES: Final = ("works", "lost", "vanished", "unanswered", "unlisted", "unmeasured", "shared", "holds on")
-"""`lost`: the driver says so. `vanished`: unlisted. `unanswered`: the driver hangs for all GPUs. `unlisted`: processes
-are unknown. `unmeasured`: its use is unknown. `shared`: an unlisted process uses 40 %. `holds on`: memory of processes
-that end is not freed."""
+GPU_STATES: Final[Mapping[str, str]] = {
+    "works": "it works",
+    "lost": "the driver reports it as lost",
+    "vanished": "the driver does not list it",
+    "unanswered": "the driver hangs, for all GPUs of the host",
+    "unlisted": "its processes are unknown",
+    "unmeasured": "its use is unknown",
+    "shared": "a process of no container uses 40 % of it",
+    "holds on": "memory of processes that end is not freed",
+}
+"""States of a GPU, and what each means."""
 
 
 INSTANCE_STATES: Final = ("works", "vanished", "unlisted", "holds on")
 """States of a MIG instance."""
 
 
-HOST_STATES: Final = ("watched", "unscraped", "unwatched", "frozen", "asleep", "clock set", "rebooted")
-"""`unscraped`: scrapes fail. `unwatched`: the exporter is down. `frozen`: it is stopped. `asleep`: the host sleeps, and
-programs continue when it wakes. `clock set`: its clock is an hour ahead. `rebooted`: its exporter starts."""
+HOST_STATES: Final[Mapping[str, str]] = {
+    "watched": "exporter and scrapes work",
+    "unscraped": "scrapes fail",
+    "unwatched": "the exporter is down",
+    "frozen": "the exporter is stopped and takes no samples",
+    "asleep": "the host sleeps; its programs continue when it wakes",
+    "clock set": "its clock is an hour ahead",
+    "rebooted": "its exporter starts; write `unwatched` before it",
+}
+"""States of a host, and what each means."""
 
 
-PROMETHEUS_STATES: Final = ("up", "down")
+PROMETHEUS_STATES: Final[Mapping[str, str]] = {"up": "it scrapes and evaluates", "down": "it is stopped"}
+"""States of Prometheus, and what each means."""
 
 
 REMEDIES: Final = {
@@ -196,7 +211,31 @@ GpuHealths = tuple[tuple[int, GpuHealth], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A worker, a tenant or a server: its settings, and its activities with their first seconds."""
+    """A worker, a tenant or a server.
+
+    Args:
+        kind: `worker`, `tenant` or `server`.
+        name: of the program.
+        does: its activities, each with its first second.
+        host: its host.
+        container: its container; by default it has the program's name.
+        gpus: numbers of its GPUs; `0:1` is the second MIG instance of the first GPU.
+        job_class: class of its jobs.
+        budget_s: time budget of its jobs; by default the one of the class.
+        stall_timeout_s: stall timeout of its jobs; 120 s by default for the class `gpu`.
+        ran_s: seconds that its attempt has run at the start.
+        ranks: number of ranks of its gang.
+        gang: its gang.
+        rank: its rank.
+        attempt: number of its first attempt.
+        run: the run whose items it works on.
+        works_in: which other process does its work: `child` or `orphan`.
+        asked_every_s: interval of a health check in its container.
+        budget_mib: its VRAM budget.
+        protected: whether it is never evicted.
+        managed: whether gpuwarden may restart it.
+        silence_s: how long its probe may fail.
+    """
 
     kind: str
     name: str

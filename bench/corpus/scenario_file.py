@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -180,7 +180,7 @@ class _Reader:
                 raise self.at(key, "not later than the time before it; put the times in order")
         return found
 
-    def timeline(self, key: str, states: tuple[str, ...]) -> Timeline:
+    def timeline(self, key: str, states: Collection[str]) -> Timeline:
         inner = self.mapping(key)
         found = []
         for seconds, name in inner.times():

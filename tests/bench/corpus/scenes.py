@@ -3,12 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from bench.corpus import host, scenario_file
+from bench.corpus import host, page, scenario_file
 from bench.corpus.scenario import Scenario
 from deploy.standalone import debian_packages
-from testbed.check_release import CHECKOUT
 
-PAGE: Final = (CHECKOUT / "docs" / "corpus.md").read_text(encoding="utf-8")
+PAGE: Final = page.PAGE.read_text(encoding="utf-8")
 SCENARIOS: Final = scenario_file.read()
 
 

@@ -10,13 +10,13 @@ from typing import Final
 import pytest
 
 from bench.corpus import __main__ as judging
-from bench.corpus import host, scenario_file
+from bench.corpus import host, page, scenario_file
 from bench.corpus.old_names import OLD_NAMES
 from bench.corpus.scenario import REMEDIES
 from bench.corpus.scenario_file import ScenarioError
 from gpuwarden.job import Condition
 from testbed.check_release import CHECKOUT
-from tests.bench.corpus.scenes import PAGE, without_promtool
+from tests.bench.corpus.scenes import without_promtool
 
 SOUND: Final = """\
 - name: a
@@ -252,17 +252,10 @@ def test_a_bad_file_is_reported_with_its_reason(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().err.startswith("a.yaml:4: 4m: unknown activity 'hang'; use one of: loads")
 
 
-EXAMPLES: Final = re.findall(
-    r"^\| ([^|]+) \| (`(?:workers|tenants|servers|gpus|hosts|prometheus): .*`) \|$", PAGE, re.MULTILINE
-)
-"""Events of the docs, and how to write them."""
-
-
-@pytest.mark.parametrize("written", [written for _, written in EXAMPLES], ids=[happens for happens, _ in EXAMPLES])
-def test_examples_of_the_docs_can_be_played(written: str, tmp_path: Path) -> None:
-    lines = re.findall("`([^`]+)`", written)
+@pytest.mark.parametrize("lines", page.EXAMPLES.values(), ids=list(page.EXAMPLES))
+def test_examples_of_the_page_can_be_played(lines: tuple[str, ...], tmp_path: Path) -> None:
     if not any(each.startswith(("workers", "tenants", "servers")) for each in lines):
-        lines.append("workers: {w: {0s: steps}}")
+        lines = (*lines, "workers: {w: {0s: steps}}")
     (tmp_path / "a.yaml").write_text("\n  ".join(["- name: a", "why: b", "verdict: none", *lines]))
 
     (one,) = scenario_file.read(tmp_path)
@@ -270,5 +263,5 @@ def test_examples_of_the_docs_can_be_played(written: str, tmp_path: Path) -> Non
     assert host.series(one, wanted={"gpuwarden_container_info"})
 
 
-def test_the_docs_have_many_examples() -> None:
-    assert len(EXAMPLES) > 20
+def test_the_page_has_many_examples() -> None:
+    assert len(page.EXAMPLES) > 20

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 import yaml
 
-from bench.corpus import host, judge, scenario_file
+from bench.corpus import host, judge, page, scenario_file
 from bench.corpus.judge import Played
 from bench.corpus.scenario import (
     DECIDED,
@@ -123,7 +123,11 @@ def test_scenarios_play_long_enough_for_slower_policies() -> None:
     assert min(left_s) >= scenario_file.AFTERWARDS_S
 
 
-def test_docs_list_every_word_of_scenarios() -> None:
+def test_page_has_the_words_of_today() -> None:
+    assert page.words() + page.results(PAGE) == PAGE, "run `python -m bench.corpus --page`"
+
+
+def test_page_lists_every_word_of_scenarios() -> None:
     parts_of = [*fields(Doing), *fields(GpuHealth)]
     states = (*GPU_STATES, *INSTANCE_STATES, *HOST_STATES, *PROMETHEUS_STATES)
     words = [*DOINGS, *(part.name for part in parts_of), *states, *Condition, *REMEDIES, *DECIDED, *NOTICES]
