@@ -9,7 +9,9 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -109,11 +111,22 @@ def _places() -> list[Place]:
 
 def _conditions() -> dict[str, str]:
     return {
+        "date": datetime.now(tz=UTC).date().isoformat(),
+        "CPU": _processor(),
         "cores": str(len(os.sched_getaffinity(0))),
         "kernel": platform.release(),
         "Python": platform.python_version(),
         "load average at the start": f"{os.getloadavg()[0]:.1f}",
     }
+
+
+def _processor() -> str:
+    """Model of the first CPU."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 if __name__ == "__main__":

@@ -93,13 +93,22 @@ def _measure_fleet(place: Place, load: Load, hosts: int) -> Iterator[Figure]:
         time.sleep(load.largest_settles_s if hosts == load.hosts[-1] else load.settles_s)
         seen = prometheus.watch(load.watched_s)
     name = f"{workers:,} workers"
-    shares = {group: statistics.median(took_s) / seen.intervals[group] for group, took_s in seen.groups.items()}
+    shares = _shares(seen)
     for group in sorted(shares, key=lambda each: -shares[each])[:3]:
         yield figure("rules", f"{name}: group {group}", "ms", [1000 * took_s for took_s in seen.groups[group]],
                      base=1000 * seen.intervals[group] / 5, against="a fifth of its interval")  # fmt: skip
-    yield figure("rules", f"{name}: all groups, of the time there is", "%", [100 * sum(shares.values())])
     rule = max(seen.rules, key=lambda each: statistics.median(seen.rules[each]))
     yield figure("rules", f"{name}: slowest rule, {rule}", "ms", [1000 * took_s for took_s in seen.rules[rule]])
+    yield from _totals(name, workers, seen)
+
+
+def _shares(seen: _Evaluations) -> dict[str, float]:
+    """Each group's evaluation time divided by its interval."""
+    return {group: statistics.median(took_s) / seen.intervals[group] for group, took_s in seen.groups.items()}
+
+
+def _totals(name: str, workers: int, seen: _Evaluations) -> Iterator[Figure]:
+    yield figure("rules", f"{name}: all groups, of the time there is", "%", [100 * sum(_shares(seen).values())])
     yield figure("rules", f"{name}: series in the head", "", [seen.series])
     yield figure("rules", f"{name}: series a worker", "series", [seen.series / workers])
     yield figure("rules", f"{name}: resident memory of Prometheus", "MiB", [seen.resident_mib])
@@ -123,7 +132,7 @@ def _measure_groups(
     for group in groups:
         yield figure("rules", f"{what}: group {group}", "ms", [1000 * took_s for took_s in seen.groups[group]],
                      base=1000 * seen.intervals[group] / 5, against="a fifth of its interval")  # fmt: skip
-    yield figure("rules", f"{what}: series a worker", "series", [seen.series / workers])
+    yield from _totals(what, workers, seen)
 
 
 def _measure_churn(place: Place, load: Load) -> Iterator[Figure]:
