@@ -27,6 +27,7 @@ from gpuwarden.cli import main as cli
 from gpuwarden.docs_pages import RUNBOOKS
 from gpuwarden.job import Condition
 from remediator.remedies import REMEDIES
+from tools.site import word_count
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
 RULES_GLOB: Final = "alerts/*.rules.yaml"
@@ -44,6 +45,12 @@ FOREIGN_SERIES: Final = frozenset(
 METRICS_PAGES: Final = ("metrics.md", "metrics-queue.md", "metrics-remediator.md")
 """Generated pages of docs/reference/ that list every series."""
 
+SECTIONS: Final = ("Meaning", "Impact", "What gpuwarden does", "Diagnosis", "Mitigation", "False alarm", "Limits")
+"""Sections of a runbook, in order."""
+WITHOUT_REMEDY: Final = frozenset({"Meaning", "Impact", "Diagnosis", "Mitigation"})
+"""Sections that an alert without a remedy needs; it may have the last two as well."""
+WORDS_MAX: Final = 300
+WORDS_MAX_WITHOUT_REMEDY: Final = 120
 INDEX: Final = "index.md"
 
 _PUBLISHED = re.compile(r"^\| `([a-z0-9_]+)` \|", re.MULTILINE)
@@ -53,6 +60,8 @@ _ALERTNAME = re.compile(r'alertname="([^"]*)"')
 _COMMAND = re.compile(r"(?:^    |`)gpuwarden ([a-z]+(?: [a-z]+)?)([^`\n#|]*)", re.MULTILINE)
 """A command in a runbook: its name of one or two words, and the rest."""
 _BASH = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_SECTION = re.compile(r"^##? (.+)$", re.MULTILINE)
 _OPTION = re.compile(r"(?<!\S)--[a-z-]+")
 _File = TypeVar("_File", bound=BaseModel)
 
@@ -172,6 +181,27 @@ def alerts_have_runbooks(checkout: Path) -> list[str]:
         for page in pages
         if page.name != INDEX and page.stem not in alerts
     ]
+
+
+def runbooks_follow_the_template(checkout: Path) -> list[str]:
+    """Each runbook has the sections in order and is short, and the index lists it."""
+    acting = {rule.alert for _, rule in _alerts(checkout) if "remedy" in rule.labels}
+    _, index = _read_page(checkout / "docs" / "runbooks" / INDEX)
+    problems = []
+    for page, text in _runbooks(checkout):
+        found = _SECTION.findall(_FENCED.sub("", text))
+        acts = page.stem in acting
+        may_have = SECTIONS if acts else [each for each in SECTIONS if each != "What gpuwarden does"]
+        needs = frozenset(SECTIONS) if acts else WITHOUT_REMEDY
+        wanted = [page.stem, *(each for each in may_have if each in needs or each in found)]
+        if found != wanted:
+            problems.append(f"{page.name}: has the sections {', '.join(found)}; expected {', '.join(wanted)}")
+        words, most = word_count(text), WORDS_MAX if acts else WORDS_MAX_WITHOUT_REMEDY
+        if words > most:
+            problems.append(f"{page.name}: {words} words, at most {most}")
+        if f"[{page.stem}]({page.name})" not in index:
+            problems.append(f"{INDEX}: does not list {page.stem}")
+    return problems
 
 
 def runbooks_commands_exist(checkout: Path) -> list[str]:
@@ -296,6 +326,7 @@ CHECKS: Final[tuple[Callable[[Path], list[str]], ...]] = (
     alerts_are_tested,
     acting_alerts_are_complete,
     alerts_have_runbooks,
+    runbooks_follow_the_template,
     runbooks_commands_exist,
     rules_name_known_series,
     configuration_is_accepted,

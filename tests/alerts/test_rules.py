@@ -149,6 +149,56 @@ def test_runbook_without_alert_is_refused(checkout: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("acts", [True, False], ids=["acting", "without remedy"])
+@pytest.mark.parametrize(
+    ("sections", "acting", "without_remedy"),
+    [
+        (["Meaning", "Impact", "What gpuwarden does", "Diagnosis", "Mitigation", "False alarm", "Limits"], True, False),
+        (["Meaning", "Impact", "Diagnosis", "Mitigation", "False alarm", "Limits"], False, True),
+        (["Meaning", "Impact", "Diagnosis", "Mitigation", "Limits"], False, True),
+        (["Meaning", "Impact", "Diagnosis", "Mitigation"], False, True),
+        (["Meaning", "Diagnosis", "Mitigation"], False, False),
+        (["Meaning", "Impact", "Mitigation", "Diagnosis"], False, False),
+        (["Meaning", "Impact", "Diagnosis", "Mitigation", "Silence"], False, False),
+        ([], False, False),
+    ],
+    ids=["whole", "nothing done", "one optional", "required only", "one missing", "wrong order", "unknown", "none"],
+)
+def test_runbook_needs_the_sections(
+    sections: list[str], acting: bool, without_remedy: bool, acts: bool, checkout: Path
+) -> None:
+    if not acts:
+        edit(checkout / "alerts" / STALL, "          remedy: restart_worker\n", "")
+    write_runbook(checkout, "".join(f"\n## {each}\nWords.\n\n```bash\n# a comment\n```\n" for each in sections))
+
+    found = check_release.runbooks_follow_the_template(checkout)
+
+    assert (found == []) is (acting if acts else without_remedy)
+    assert all(problem.startswith("GpuwardenJobStalled.md: has the sections GpuwardenJobStalled") for problem in found)
+
+
+@pytest.mark.parametrize(("acts", "most"), [(True, 300), (False, 120)], ids=["acting", "without remedy"])
+@pytest.mark.parametrize("more", [0, 1], ids=["as many as allowed", "one more"])
+def test_runbook_with_too_many_words_is_refused(acts: bool, most: int, more: int, checkout: Path) -> None:
+    titles: tuple[str, ...] = check_release.SECTIONS
+    if not acts:
+        edit(checkout / "alerts" / STALL, "          remedy: restart_worker\n", "")
+        titles = tuple(each for each in titles if each in check_release.WITHOUT_REMEDY)
+    body = "".join(f"\n## {each}\n" for each in titles) + "\n```bash\nthis is a command\n```\n"
+    words = most - 1 - sum(len(each.split()) for each in titles) + more
+    write_runbook(checkout, body + "word " * words + "\n")
+
+    found = check_release.runbooks_follow_the_template(checkout)
+
+    assert found == ([f"GpuwardenJobStalled.md: {most + 1} words, at most {most}"] if more else [])
+
+
+def test_runbook_that_the_index_does_not_list_is_refused(checkout: Path) -> None:
+    edit(checkout / "docs/runbooks/index.md", "(GpuwardenJobStalled.md)", "(GpuwardenJobStuck.md)")
+
+    assert check_release.runbooks_follow_the_template(checkout) == ["index.md: does not list GpuwardenJobStalled"]
+
+
 def write_runbook(checkout: Path, body: str) -> None:
     (checkout / "docs/runbooks/GpuwardenJobStalled.md").write_text(f"# GpuwardenJobStalled\n{body}")
 
