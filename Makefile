@@ -54,6 +54,7 @@ check: .venv/.ready  ## style, types, import contracts, limits of size, rules, c
 	@$(BIN)/python -m dashboards.render --check
 	@$(BIN)/python -m exporter.reference --check
 	@$(BIN)/python -m remediator.reference --check
+	@$(BIN)/python -m testbed.reference --check
 	@$(BIN)/python -m testbed.check_release $(CHECK_ARGS)
 
 # The import contract names the pure modules, a mark their tests.

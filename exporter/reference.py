@@ -18,10 +18,41 @@ from exporter.model.thresholds import Thresholds
 from exporter.model.worker import WorkerReadings
 from exporter.settings import Settings
 from gpuwarden import clock
-from gpuwarden.docs_pages import unit_of
-from gpuwarden.settings import table, write_pages
+from gpuwarden.docs_pages import by_heading, unit_of
+from gpuwarden.settings import tables, write_pages
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs" / "reference"
+
+METRICS: Final = {
+    "Thresholds": r"_threshold_|_page_after_ratio|_xid_fatal_",
+    "Workers": r"^gpuwarden_(workers?|statefiles)_",
+    "Inactivity and limits of jobs": r"^gpuwarden_job_(inactive|stall|stuck|health|budget)",
+    "Jobs": r"^gpuwarden_job_",
+    "Gangs": r"^gpuwarden_gang_",
+    "Tasks of other runners": r"^gpuwarden_task",
+    "Activity of containers": r"^gpuwarden_container_(\w+_idle|gpu_lost|gpu_saturated|gpu_last_busy|no_progress)_",
+    "GPU use of containers": r"^gpuwarden_container_(gpu|recyclable)",
+    "Containers": r"^gpuwarden_container_",
+    "Servers": r"^gpuwarden_server_",
+    "GPU drivers": r"^gpuwarden_driver_",
+    "Health of GPUs": r"^gpuwarden_gpu_(xid|temperature|power|\w+_clock|throttled|ecc|remapped|row|pcie)",
+    "GPUs": r"^gpuwarden_gpu_",
+    "Exporter": r"^gpuwarden_(exporter|build|collector|sample)_",
+}
+"""Headings of the metrics, and which belong there: the first that matches."""
+
+SETTINGS: Final = {
+    "runtime_dir": "Exporter and web server",
+    "docker": "Containers",
+    "pods": "Kubernetes",
+    "nvml": "GPUs",
+    "gpu_idle_ratio": "Idle and saturated",
+    "dead_after_s": "Conditions of jobs and workers",
+    "vram_floor_mib": "VRAM budgets",
+    "probe_interval_s": "Probes of servers",
+    "not_ready_s": "Alerts for operators",
+}
+"""The first setting under each heading."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,19 +75,19 @@ def metrics_page() -> str:
             "",
             "<!-- Written by `python -m exporter.reference`; change the collectors, not this page. -->",
             "",
-            "The metrics at `/metrics` of the exporter. An unknown value is an absent series, never 0. Metrics that a",
-            "rule compares are NaN instead, if the last column says so: [why](../contributing/architecture.md#rules).",
-            "While a source or collector fails (`gpuwarden_collector_success`), its metrics are absent. While the last",
-            f"sample is older than {SNAPSHOT_FRESH_S:g} s, only the exporter's own metrics (last rows) are present.",
-            "The scrape configuration sets the label `host`.",
+            "The metrics at `/metrics` of the exporter. The scrape configuration sets the label `host`.",
             "",
-            "With `--simulate-gpu` all GPU metrics come from its file. The Prometheus client library adds `process_*`,",
-            "`python_gc_*` and `python_info` of the exporter's process.",
+            "An unknown value is an absent series, never 0. Some metrics are NaN instead: after a missed scrape,",
+            "Prometheus would repeat an absent series for five minutes. The second table of each section says when a",
+            "metric is absent or NaN, and where it comes from.",
             "",
-            "| series | type | labels | unit | meaning | source | absent when, or NaN |",
-            "|---|---|---|---|---|---|---|",
-            *(_row(family) for family in published()),
+            "- While a source or collector fails (`gpuwarden_collector_success`), its metrics are absent.",
+            f"- While the last sample is older than {SNAPSHOT_FRESH_S:g} s, only the metrics of [Exporter](#exporter)",
+            "  and [Thresholds](#thresholds) are present.",
+            "- With `--simulate-gpu`, all GPU metrics come from its file.",
+            "- The Prometheus client library adds `process_*`, `python_gc_*` and `python_info`.",
             "",
+            *_metrics(),
         ]
     )
 
@@ -69,10 +100,8 @@ def settings_page() -> str:
             "",
             "<!-- Written by `python -m exporter.reference`; change exporter/settings.py, not this page. -->",
             "",
-            "`gpuwarden exporter` takes each as an option or from the environment; an option wins.",
-            "",
-            *table(Settings),
-            "",
+            "`gpuwarden exporter` takes each setting as an option or from the environment. An option wins.",
+            *tables(Settings, SETTINGS),
         ]
     )
 
@@ -96,16 +125,43 @@ def absent() -> dict[str, str]:
     return {family.sample_name: family.absent for family in published()}
 
 
+def _metrics() -> Iterator[str]:
+    found = {_checked(family).sample_name: family for family in published()}
+    headings = by_heading(found, METRICS)
+    for heading in sorted(headings, key=_ORDER.index):
+        families = [found[name] for name in headings[heading]]
+        yield from (f"## {heading}", "")
+        yield from ("| series | type | labels | unit | meaning |", "|---|---|---|---|---|")
+        yield from (_row(family) for family in families)
+        yield from ("", "| series | source | absent when, or NaN |", "|---|---|---|")
+        yield from (_source_row(family) for family in families)
+        yield ""
+
+
+_ORDER: Final = (
+    "Workers", "Jobs", "Inactivity and limits of jobs", "Gangs", "Tasks of other runners", "Containers",
+    "Activity of containers", "GPU use of containers", "Servers", "GPUs", "Health of GPUs", "GPU drivers", "Exporter",
+    "Thresholds",
+)  # fmt: skip
+
+
 def _row(family: Family) -> str:
+    labels = ", ".join(f"`{label}`" for label in family.labels)
+    unit = family.values or unit_of(family.sample_name, family.documentation)
+    return f"| `{family.sample_name}` | {family.type} | {labels} | {unit} | {_cell(family.documentation)} |"
+
+
+def _source_row(family: Family) -> str:
+    return f"| `{family.sample_name}` | {_cell(family.source)} | {family.absent} |"
+
+
+def _checked(family: Family) -> Family:
     name = family.sample_name
     if not family.source.strip():
         raise ValueError(f"{name} has no source: add `source`")
     if not family.absent.strip():
         raise ValueError(f"{name} has no text when it is absent or NaN: add `absent`")
-    labels = ", ".join(f"`{label}`" for label in family.labels)
-    unit = family.values or unit_of(name, family.documentation)
-    texts = _cell(family.documentation), _cell(family.source), family.absent
-    return f"| `{name}` | {family.type} | {labels} | {unit} | {' | '.join(texts)} |"
+    return family
 
 
 def _cell(text: str) -> str:

@@ -37,35 +37,51 @@ class Settings(BaseSettings):
 
     runtime_dir: Path = Field(
         default_factory=state_directory,
-        description="directory of the state files and the host key; also set by $GPUWARDEN_RUNTIME_DIR",
+        description="folder of the state files and the host key; also set by $GPUWARDEN_RUNTIME_DIR",
     )
     listen: str = Field(
         default="127.0.0.1",
-        description="address to listen on; 0.0.0.0 for IPv4, :: for IPv4 and IPv6; /evidence answers loopback only",
+        description="address to listen on: 0.0.0.0 for IPv4, :: for IPv4 and IPv6. /evidence answers loopback only",
     )
     # Not 9100 to 9999, where Prometheus' list of default ports is full. Below 30000, where Kubernetes (node ports) and
     # Linux (ephemeral ports) begin to assign.
     port: int = Field(default=29835, ge=0, le=65535, description="port to listen on; 0 selects a free one")
     web_config_file: Path | None = Field(
         default=None,
-        description="Prometheus web configuration file with TLS, passwords and tokens for the pages; read again when "
-        "it changes; SIGHUP logs the active state (docs/exporter-web.md)",
+        description="Prometheus web configuration file with TLS, passwords and tokens; reloaded when it changes "
+        "(docs/how-to/secure.md)",
     )
+    sample_interval_s: float = Field(default=1.0, gt=0, le=2, description="seconds between two samples of the host")
+    log_level: str = Field(
+        default="info",
+        pattern="^(debug|info|warning|error)$",
+        description="lowest level to log: debug, info, warning or error",
+    )
+
     docker: str = Field(
         default="auto",
-        description="the Docker daemon's socket; 'none' disables it, 'auto' uses /var/run/docker.sock when it or a "
-        "Docker container appears",
+        description="Docker's socket; 'none' disables it; 'auto' uses /var/run/docker.sock when it or a Docker "
+        "container appears",
     )
     podman: str = Field(
         default="none",
-        description="Podman's socket, such as unix:///run/podman/podman.sock (systemctl enable --now podman.socket); "
+        description="Podman's socket, such as unix:///run/podman/podman.sock (`systemctl enable --now podman.socket`); "
         "'none' disables it",
     )
+    systemd_unit: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="systemd services that use GPUs, such as 'gpu-worker@*.service', comma-separated or repeated; "
+        "each counts as one container",
+    )
+    task_dir: Annotated[tuple[Path, ...], NoDecode] = Field(
+        default=(),
+        description="folders with task files of other runners, comma-separated or repeated (docs/reference/formats.md)",
+    )
+
     pods: Literal["auto", "off", "logs", "api"] = Field(
         default="auto",
-        description="source of this Kubernetes node's pods: 'api' is --kubernetes-api; 'logs' means the links in "
-        "/var/log/containers, without budgets; 'auto' is 'api' with a --node-name, else 'logs' when they appear "
-        "(docs/how-to/containers.md)",
+        description="source of pods: 'api', 'logs' (/var/log/containers, without budgets), 'off', or 'auto': 'api' "
+        "with --node-name, else 'logs' (docs/how-to/containers.md)",
     )
     kubernetes_api: str = Field(
         default="in-cluster",
@@ -74,7 +90,7 @@ class Settings(BaseSettings):
     node_name: str = Field(default="", description="this node's name in Kubernetes; required with --pods api")
     pod_resources: str = Field(
         default="auto",
-        description="the kubelet's socket with the GPUs of each container of a pod; 'none' disables it, 'auto' uses "
+        description="the kubelet's socket with the GPUs of pods; 'none' disables it; 'auto' uses "
         "/var/lib/kubelet/pod-resources/kubelet.sock when it appears",
     )
     budget_resource: str = Field(
@@ -82,48 +98,45 @@ class Settings(BaseSettings):
         min_length=3,
         description="extended resource whose limit is the VRAM budget of a pod's container, whole MiB",
     )
-    systemd_unit: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=(),
-        description="names of systemd services with workers or other GPU use, such as 'gpu-worker@*.service' and "
-        "'ollama.service', separated by commas or one per option; each counts as one container",
-    )
-    task_dir: Annotated[tuple[Path, ...], NoDecode] = Field(
-        default=(),
-        description="folders with the task files of other runners, such as /home/farm/.gputasker/running_tasks, "
-        "separated by commas or one per option (docs/reference/formats.md)",
-    )
+
     nvml: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="read NVIDIA GPUs: 'auto' if the driver's library can be loaded, 'on' fails without it; "
-        "docs/reference/gpus.md",
+        description="read NVIDIA GPUs: 'auto' if the driver's library can be loaded; 'on' fails without it "
+        "(docs/reference/gpus.md)",
     )
     nvml_timeout_s: float = Field(
         default=10.0,
         ge=0.1,
         le=60,
-        description="seconds for one read of the NVIDIA GPUs before the process for it is killed",
+        description="seconds for one read of the NVIDIA GPUs, until its process is killed",
     )
     amd: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="read AMD GPUs from the kernel: 'auto' if there are any at the start, 'on' fails without one; "
-        "docs/reference/gpus.md",
+        description="read AMD GPUs from the kernel: 'auto' if there are any at the start; 'on' fails without one "
+        "(docs/reference/gpus.md)",
     )
     intel: Literal["auto", "on", "off"] = Field(
-        default="auto", description="read Intel GPUs from the kernel, as --amd; docs/reference/gpus.md"
+        default="auto", description="read Intel GPUs from the kernel, as --amd (docs/reference/gpus.md)"
     )
     kernel_timeout_s: float = Field(
         default=10.0,
         ge=0.1,
         le=60,
-        description="seconds for one read of the AMD and Intel GPUs before the process for it is killed",
+        description="seconds for one read of the AMD and Intel GPUs, until its process is killed",
     )
     simulate_gpu: Path | None = Field(
         default=None,
         description="read GPUs from this file instead of a driver; marked as simulated (docs/how-to/simulate-gpus.md)",
     )
-    sample_interval_s: float = Field(default=1.0, gt=0, le=2, description="seconds between two samples of the host")
+
     gpu_idle_ratio: float = Field(
         default=Thresholds.gpu_idle_ratio, ge=0, lt=1, description="a GPU is idle up to this utilisation"
+    )
+    gpu_saturated_ratio: float = Field(
+        default=Thresholds.gpu_saturated_ratio,
+        gt=0,
+        le=1,
+        description="a GPU is saturated from this utilisation on; above --gpu-idle-ratio",
     )
     ram_idle_mib: int = Field(
         default=Thresholds.ram_idle_bytes // MIB, ge=0, description="RAM is idle up to this change, MiB"
@@ -143,12 +156,13 @@ class Settings(BaseSettings):
         ge=0,
         description="CPU time of a container is idle up to this share of one CPU over 10 s",
     )
+
     dead_after_s: float = Field(
         default=Thresholds.dead_after_s,
         gt=0,
         le=3600,
-        description="seconds without heartbeat and CPU time, or without its process, until a worker with a job is "
-        "dead; at least three heartbeats, and longer than a worker's own restart",
+        description="a worker with a job is dead after this many seconds without heartbeat and CPU time, or without "
+        "its process",
     )
     health_window_s: float = Field(
         default=Thresholds.health_window_s,
@@ -166,8 +180,8 @@ class Settings(BaseSettings):
         default=PhaseTimeouts.load_s,
         ge=0,
         le=86400,
-        description="seconds without activity that a job may take in the phase load; the job's stall timeout applies "
-        "if it is longer, and the job may set another value",
+        description="seconds without activity in the phase load, if longer than the job's stall timeout; a job may "
+        "set another value",
     )
     eval_timeout_s: float = Field(
         default=PhaseTimeouts.eval_s, ge=0, le=86400, description="as --load-timeout-s, in the phase eval, seconds"
@@ -185,28 +199,21 @@ class Settings(BaseSettings):
         default=PhaseTimeouts.stuck_min_s,
         gt=0,
         le=86400,
-        description="least seconds without a step until a job with earlier steps is stuck. Its container must show no "
-        "I/O, page faults or RAM changes. Its GPU must be saturated, or unknown without CPU time",
+        description="minimum seconds without a step until a job with earlier steps is stuck "
+        "(docs/reference/conditions.md)",
     )
     stuck_factor: float = Field(
         default=PhaseTimeouts.stuck_factor,
         ge=0,
         le=1000,
-        description="a job is stuck only after this many times its longest step, or, in a phase without steps, its "
-        "longest earlier visit; 1 to 1000, 0 disables it",
+        description="a job is stuck only after this many times its longest step or phase: 1 to 1000; 0 disables it",
     )
-    gpu_saturated_ratio: float = Field(
-        default=Thresholds.gpu_saturated_ratio,
-        gt=0,
-        le=1,
-        description="a GPU is saturated from this utilisation on, as in a collective that waits forever; above "
-        "--gpu-idle-ratio",
-    )
+
     vram_floor_mib: int = Field(
         default=Thresholds.vram_floor_bytes // MIB,
         ge=0,
-        description="free memory that a GPU must have, MiB; below it the container most over its budget is reported "
-        "(docs/how-to/share-gpu-memory.md); 0 disables it",
+        description="minimum free memory of a GPU, MiB. Below it the container most over budget is reported; 0 "
+        "disables it (docs/how-to/share-gpu-memory.md)",
     )
     vram_tie_mib: int = Field(
         default=Thresholds.vram_tie_bytes // MIB,
@@ -217,16 +224,10 @@ class Settings(BaseSettings):
         default=Thresholds.vram_return_s,
         ge=0,
         le=600,
-        description="longest time for the driver to free the memory of ended processes, seconds "
-        "(docs/how-to/share-gpu-memory.md); 0 disables it",
+        description="maximum time for the driver to free the memory of ended processes, seconds; 0 disables it "
+        "(docs/how-to/share-gpu-memory.md)",
     )
-    gpu_lost_s: float = Field(
-        default=Thresholds.gpu_lost_s,
-        ge=0,
-        le=86400,
-        description="seconds until a lost GPU is reported; the remediator's --gpu-lost-s decides when it is not used "
-        "any more",
-    )
+
     probe_interval_s: float = Field(
         default=5.0, ge=1, le=60, description="seconds between two probes of a server with a probe URL"
     )
@@ -238,9 +239,10 @@ class Settings(BaseSettings):
     )
     state_dir: Path | None = Field(
         default=None,
-        description="folder, best in memory, that only the exporter may write: it saves which servers have answered "
-        "for the next start (docs/how-to/probe-servers.md); without it nothing is saved",
+        description="folder that only the exporter may write. Keeps across restarts which servers have answered "
+        "(docs/how-to/probe-servers.md)",
     )
+
     not_ready_s: float = Field(
         default=Thresholds.not_ready_s,
         gt=0,
@@ -251,8 +253,7 @@ class Settings(BaseSettings):
         default=Thresholds.server_page_after_ratio,
         ge=1,
         le=10_000,
-        description="a server that has answered before is reported after this many times the time that its probe may "
-        "fail, for any GPU use",
+        description="a server is reported after this many times the time for which its probes may fail",
     )
     slow_ratio: float = Field(
         default=Thresholds.slow_ratio,
@@ -260,15 +261,16 @@ class Settings(BaseSettings):
         le=1000,
         description="a job is reported when each step takes this many times its mean; above 1",
     )
+    gpu_lost_s: float = Field(
+        default=Thresholds.gpu_lost_s,
+        ge=0,
+        le=86400,
+        description="seconds until a lost GPU is reported; the remediator has its own --gpu-lost-s",
+    )
     xids_fatal: Annotated[tuple[Annotated[int, Field(ge=1, le=65535)], ...], NoDecode] = Field(
         default=Thresholds.xids_fatal,
-        description="errors of an NVIDIA GPU that are reported, as the driver's numbers (XID) separated by commas: "
-        "those that only a reset fixes; empty for none",
-    )
-    log_level: str = Field(
-        default="info",
-        pattern="^(debug|info|warning|error)$",
-        description="lowest level to log: debug, info, warning or error",
+        description="XIDs (NVIDIA error numbers) that are reported, comma-separated: those that need a reset; empty "
+        "for none",
     )
 
     def thresholds(self) -> Thresholds:

@@ -1,5 +1,7 @@
 """The pages of docs/ in a checkout or a wheel."""
 
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +20,34 @@ def pages() -> dict[str, Path]:
     if not found:
         raise FileNotFoundError(f"no *.md in {FOLDER}: the installation is incomplete; reinstall gpuwarden")
     return dict(sorted(found.items()))
+
+
+def by_heading(names: Iterable[str], headings: Mapping[str, str]) -> dict[str, list[str]]:
+    """Sort names under the first heading whose pattern matches.
+
+    Raises:
+        ValueError: a name matches none.
+    """
+    found: dict[str, list[str]] = {heading: [] for heading in headings}
+    for name in names:
+        heading = next((each for each, pattern in headings.items() if re.search(pattern, name)), None)
+        if heading is None:
+            raise ValueError(f"{name} is under no heading of the reference: add one")
+        found[heading].append(name)
+    return {heading: of_it for heading, of_it in found.items() if of_it}
+
+
+def marked(text: str) -> str:
+    """A help text as Markdown: options and variables as code, pages of docs/ as links relative to docs/reference/."""
+    parts = text.replace("|", "\\|").split("`")
+    parts[::2] = [_PAGE.sub(r"[\2](../\1\2.md)", _CODE.sub(r"`\g<0>`", part)) for part in parts[::2]]
+    return "`".join(parts)
+
+
+_CODE: Final = re.compile(
+    r"(?<![\w-])--[a-z][a-z-]*|\$[A-Z_]{2,}|(?<![\w`])(?:unix://)?/(?:var|run|etc|home)/[\w./-]*\w"
+)
+_PAGE: Final = re.compile(r"docs/([a-z-]+/)([a-z-]+)\.md")
 
 
 def unit_of(series: str, meaning: str) -> str:

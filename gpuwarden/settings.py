@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource
 
+from gpuwarden.docs_pages import marked
 from gpuwarden.format import Help, Parser
 
 DEFAULT_FACTORY_SHOWN = "`/run/gpuwarden`"
@@ -151,20 +152,36 @@ def engine(found: str, *, words: Collection[str]) -> str:
 _SERVICES: Final = re.compile(r"[A-Za-z0-9][^/\s]*\.service")
 
 
-def table(settings: type[BaseSettings]) -> Iterator[str]:
-    """The settings as a Markdown table."""
-    yield "| option | environment variable | default | meaning |"
-    yield "|---|---|---|---|"
-    prefix = settings.model_config.get("env_prefix", "")
+def tables(
+    settings: type[BaseSettings], headings: Mapping[str, str], *, level: str = "##", but: Collection[str] = ()
+) -> Iterator[str]:
+    """The settings as Markdown tables.
+
+    Args:
+        settings: the class.
+        headings: the first setting under each heading, and the heading.
+        level: of the headings.
+        but: settings to leave out.
+    """
+    left, prefix = set(headings), settings.model_config.get("env_prefix", "")
     for name, field in settings.model_fields.items():
-        meaning = (field.description or "").replace("|", "\\|")
+        if name in but:
+            continue
+        if name in headings:
+            left.remove(name)
+            yield from ("", f"{level} {headings[name]}", "")
+            yield from ("| option | environment variable | default | meaning |", "|---|---|---|---|")
+        meaning = marked(field.description or "")
         if field.is_required():
             default = "required"
         elif field.default_factory:
             default = DEFAULT_FACTORY_SHOWN
         else:
-            default = "none" if field.default in (None, ()) else f"`{_listed(field.default)}`"
+            default = "none" if field.default in (None, (), "") else f"`{_listed(field.default)}`"
         yield f"| `--{name.replace('_', '-')}` | `{prefix}{name.upper()}` | {default} | {meaning} |"
+    if left:
+        raise ValueError(f"{', '.join(sorted(left))}: no such setting for a heading")
+    yield ""
 
 
 def write_pages(

@@ -12,7 +12,7 @@ from gpuwarden.evidence import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import Condition, State
 from gpuwarden.procfs import ProcessId
 from gpuwarden.queue.items.tally import RunTally
-from remediator.reasons import Reason
+from remediator.reasons import Code, Reason
 
 
 class Subject(StrEnum):
@@ -52,14 +52,14 @@ OVER: Final = frozenset({Stage.DONE, Stage.ABANDONED, Stage.WITHDRAWN})
 """Stages of closed intents."""
 
 
-class Outcome(StrEnum):
+class Outcome(Code):
     """How an episode ended."""
 
-    FIXED = "fixed"
-    PARTLY = "partly_fixed"
-    UNCONFIRMED = "unconfirmed"
-    REFUSED = "refused"
-    SUPERSEDED = "superseded"
+    FIXED = "fixed", "the remedy did all its steps", "Nothing. If it happens again, look for the cause."
+    PARTLY = "partly_fixed", "a step failed or was abandoned", "Finish by hand: see `gpuwarden ledger show EPISODE`."
+    UNCONFIRMED = "unconfirmed", "the alert ended before gpuwarden did anything", "Nothing."
+    REFUSED = "refused", "gpuwarden may not restart this target", "Act by hand, or change what the reason names."
+    SUPERSEDED = "superseded", "the worker, container or attempt was over or replaced before", "Nothing."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,104 +9,251 @@ from enum import StrEnum
 from typing import Self
 
 
-class Reason(StrEnum):
-    """A code, and in `text` one line that explains it."""
+class Code(StrEnum):
+    """A code with two texts for docs/reference/reasons.md: what it means, and what an operator does."""
 
     text: str
+    advice: str
 
-    def __new__(cls, word: str, text: str) -> Self:
-        """Make a member from its code and text."""
+    def __new__(cls, word: str, text: str, advice: str) -> Self:
+        """Make a member from its code and texts."""
         member = str.__new__(cls, word)
         member._value_ = word
-        member.text = text
+        member.text, member.advice = text, advice
         return member
 
+
+class Reason(Code):
+    """Why an episode waits or ended, and why an alert was refused."""
+
     # What holds an armed remedy
-    DRY_RUN = "dry_run", "the remedy is not armed on this host; `gpuwarden arm` arms it"
-    PAUSED = "paused", "an operator paused the host; ends at its time, or with `gpuwarden resume`"
-    SILENCED = "silenced", "Alertmanager silences every alert of the episode; ends with the silence"
-    SILENCES_UNKNOWN = "silences_unknown", "an Alertmanager does not answer, and `--silences-unknown hold` is set"
-    COOLDOWN = "cooldown", "the container was restarted less than `--cooldown-s` ago"
-    GPU_COOLDOWN = "gpu_cooldown", "another container on the GPU is being restarted, or was within `--vram-cooldown-s`"
-    APPROVAL = "approval", "armed with `--approval`: an operator must approve (`gpuwarden approve`) or decline"
-    DECLINED = "declined", "an operator declined it; `gpuwarden approve` allows it"
+    DRY_RUN = "dry_run", "the remedy is not armed on this host", "Arm it: `gpuwarden arm`."
+    PAUSED = "paused", "an operator paused the host", "Wait for the end of the pause, or end it: `gpuwarden resume`."
+    SILENCED = "silenced", "Alertmanager silences every alert of the episode", "Wait, or expire the silence."
+    SILENCES_UNKNOWN = (
+        "silences_unknown",
+        "an Alertmanager does not answer, and `--silences-unknown hold` is set",
+        "Repair Alertmanager.",
+    )
+    COOLDOWN = (
+        "cooldown",
+        "the container was restarted less than `--cooldown-s` ago",
+        "Nothing: gpuwarden acts after that time. Look for the cause of the repeated failure.",
+    )
+    GPU_COOLDOWN = (
+        "gpu_cooldown",
+        "another container on the GPU is being restarted, or was within `--vram-cooldown-s`",
+        "Nothing.",
+    )
+    APPROVAL = (
+        "approval",
+        "the remedy is armed with `--approval`",
+        "Run `gpuwarden approve EPISODE` or `gpuwarden decline EPISODE`.",
+    )
+    DECLINED = (
+        "declined",
+        "an operator declined the action",
+        "Nothing, or allow it after all: `gpuwarden approve EPISODE`.",
+    )
     CIRCUIT_BREAKER = (
         "circuit_breaker",
-        "the circuit breaker is open; an operator closes it (`gpuwarden breaker reset`)",
+        "the circuit breaker is open: too many restarts",
+        "Find the common cause. Then run `gpuwarden breaker reset`.",
     )
-    GRACE_PERIOD = "grace_period", "the worker was warned and has its grace period for a checkpoint"
+    GRACE_PERIOD = "grace_period", "the worker was warned and has time for a checkpoint", "Nothing."
 
     # What local evidence says
-    UNCONFIRMED = "unconfirmed", "the evidence of the host's own exporter does not confirm the alert, or no longer does"
-    NO_EVIDENCE = "no_evidence", "the host's own exporter does not answer, or does not know the target"
-    STALE_EVIDENCE = "stale_evidence", "the exporter's newest sample is too old"
+    UNCONFIRMED = (
+        "unconfirmed",
+        "the host's own exporter does not confirm the alert, or no longer does",
+        "Nothing. If the worker does hang, the message names the missing fact.",
+    )
+    NO_EVIDENCE = (
+        "no_evidence",
+        "the host's own exporter does not answer, or does not know the target",
+        "Check the exporter, and `--exporter` of `execute`.",
+    )
+    STALE_EVIDENCE = "stale_evidence", "the exporter's newest sample is too old", "Check the exporter's load and log."
     NO_CONTAINER = (
         "no_container",
-        "the container is unknown: no label names it, or exporter and engine do not show it",
+        "exporter or engine does not show the target's container",
+        "Check that `execute` uses its engine: `--docker`, `--podman`, `--systemd-unit` or `--processes`.",
     )
-    CONTAINER_PAUSED = "container_paused", "the container is paused (`docker pause`); ends when it is unpaused"
-    RESTARTED = "restarted", "the container is not the one that the evidence describes"
-    NOT_MANAGED = "not_managed", "the container did not opt in (`gpuwarden.managed=true`)"
-    SHARED_CONTAINER = "shared_container", "other live workers share the container"
-    HAS_WORKERS = "has_workers", "workers live in the container; it is judged by their jobs"
-    NOT_RESTARTABLE = "not_restartable", "the engine removes the container when it stops (`--rm`)"
-    REPLACED = "replaced", "another incarnation replaced the one that the alert names"
-    ATTEMPT_OVER = "attempt_over", "the attempt that the alert names is over"
-    JOB_NOT_HELD = "job_not_held", "the dead worker does not hold the job any more"
+    CONTAINER_PAUSED = "container_paused", "the container is paused", "Run `docker unpause`."
+    RESTARTED = "restarted", "the container restarted after the exporter's sample", "Nothing."
+    NOT_MANAGED = (
+        "not_managed",
+        "the container did not opt in",
+        "Set its label `gpuwarden.managed=true`, if gpuwarden may restart it.",
+    )
+    SHARED_CONTAINER = (
+        "shared_container",
+        "other live workers share the container",
+        "Restart it by hand, or run one worker per container.",
+    )
+    HAS_WORKERS = "has_workers", "workers live in the container; their jobs decide", "Nothing."
+    NOT_RESTARTABLE = (
+        "not_restartable",
+        "the engine removes the container when it stops (`--rm`)",
+        "Start it without `--rm`.",
+    )
+    REPLACED = "replaced", "another incarnation replaced the one that the alert names", "Nothing."
+    ATTEMPT_OVER = "attempt_over", "the attempt that the alert names is over", "Nothing."
+    JOB_NOT_HELD = "job_not_held", "the dead worker does not hold the job any more", "Nothing."
 
     # While an action runs
-    QUEUE_UNREACHABLE = "queue_unreachable", "the queue does not answer"
-    ENGINE_UNREACHABLE = "engine_unreachable", "the container engine does not answer"
-    DRIVER_UNREACHABLE = "driver_unreachable", "the exporter or GPU driver does not report the running processes"
-    STOPPING = "stopping", "the container, or processes of it, still run after the stop"
-    STOP_FAILED = "stop_failed", "the container cannot be stopped"
-    EXIT_UNCONFIRMED = "exit_unconfirmed", "it is not confirmed that the processes exited"
-    SEEN_DEAD = "seen_dead", "the container does not run, and no process of it is left"
-    STARTING = "starting", "the container was started and is not up yet"
-    STABILIZING = "stabilizing", "the container runs; it counts as started once it has run for a moment"
-    START_FAILED = "start_failed", "the container did not start again, or ended after its start"
-    STARTED_ELSEWHERE = "started_elsewhere", "someone else started the container"
-    LEFT_DOWN = "left_down", "someone else stopped a container that its engine would restart; it is left down"
-    CONTAINER_GONE = "container_gone", "the container does not exist any more"
-    ENDED_ELSEWHERE = "ended_elsewhere", "the container ended without gpuwarden"
-    GPU_LOST = "gpu_lost", "a GPU is lost; it is out of use until an operator releases it"
-    SETTLE_TIMEOUT = "settle_timeout", "the settle timeout runs before the job is requeued or failed"
-    NO_JOB = "no_job", "the queue has no such job"
-    OTHER_WORKER = "other_worker", "another worker holds the attempt"
-    NOT_RETRIED = "not_retried", "jobs of this class are not retried"
-    ATTEMPTS_EXHAUSTED = "attempts_exhausted", "the job has no attempt left, or would have none"
-    RETRIES_EXHAUSTED = "retries_exhausted", "the job has used all its retries"
-    DONE = "done", "nothing is left to do"
-    GIVEN_UP = "given_up", "an intent was abandoned"
-    CLOSED_MEANWHILE = "closed_meanwhile", "another executor closed the episode"
-    RESTARTED_ALREADY = "restarted_already", "this incarnation of the container was restarted already"
+    QUEUE_UNREACHABLE = (
+        "queue_unreachable",
+        "the queue does not answer",
+        "Check the database, and `--queue-db` of `execute`.",
+    )
+    ENGINE_UNREACHABLE = "engine_unreachable", "the container engine does not answer", "Check Docker or Podman."
+    DRIVER_UNREACHABLE = (
+        "driver_unreachable",
+        "the exporter or GPU driver does not list the running processes",
+        "Check the exporter, and `nvidia-smi`.",
+    )
+    STOPPING = (
+        "stopping",
+        "the container, or a process of it, still runs after the stop",
+        "Wait, or kill the processes that the message names.",
+    )
+    STOP_FAILED = (
+        "stop_failed",
+        "the container cannot be stopped",
+        "Stop it by hand; perhaps restart its engine or the host.",
+    )
+    EXIT_UNCONFIRMED = (
+        "exit_unconfirmed",
+        "it is not confirmed that the processes exited",
+        "Check the processes by hand.",
+    )
+    SEEN_DEAD = "seen_dead", "the container does not run, and no process of it is left", "Nothing: the start follows."
+    STARTING = "starting", "the container was started and is not up yet", "Nothing."
+    STABILIZING = "stabilizing", "the container runs; it counts as started a moment later", "Nothing."
+    START_FAILED = (
+        "start_failed",
+        "the container did not start again, or ended after its start",
+        "Read its log and start it by hand.",
+    )
+    STARTED_ELSEWHERE = "started_elsewhere", "someone else started the container", "Nothing."
+    LEFT_DOWN = (
+        "left_down",
+        "someone else stopped a container that its engine would restart",
+        "Start it when it may run again.",
+    )
+    CONTAINER_GONE = "container_gone", "the container does not exist any more", "Create it again, if you need it."
+    ENDED_ELSEWHERE = "ended_elsewhere", "the container ended without gpuwarden", "Start it again, if you need it."
+    GPU_LOST = (
+        "gpu_lost",
+        "a GPU is lost and quarantined",
+        "Reset or replace the GPU. Then run `gpuwarden gpu release`.",
+    )
+    SETTLE_TIMEOUT = "settle_timeout", "the job is requeued or failed after `--settle-timeout-s`", "Nothing."
+    NO_JOB = "no_job", "the queue has no such job", "Check that worker and `execute` use the same queue."
+    OTHER_WORKER = "other_worker", "another worker holds the attempt", "Nothing."
+    NOT_RETRIED = "not_retried", "jobs of this class are not retried", "Submit the job again: `gpuwarden job requeue`."
+    ATTEMPTS_EXHAUSTED = (
+        "attempts_exhausted",
+        "the job has no attempt left, or would have none",
+        "Find the cause. Then run `gpuwarden job requeue`.",
+    )
+    RETRIES_EXHAUSTED = (
+        "retries_exhausted",
+        "the job has used all its retries (`--retries-max`)",
+        "Find the cause. Then run `gpuwarden job requeue`.",
+    )
+    DONE = "done", "nothing is left to do", "Nothing."
+    GIVEN_UP = (
+        "given_up",
+        "a restart or settle was abandoned",
+        "Finish by hand what the message names.",
+    )
+    CLOSED_MEANWHILE = "closed_meanwhile", "another executor closed the episode", "Nothing."
+    RESTARTED_ALREADY = "restarted_already", "this incarnation of the container was restarted already", "Nothing."
 
-    # Of a silent host
-    EXECUTOR_ALIVE = "executor_alive", "the silent host's own executor is alive"
-    OBSERVATION_TOO_SHORT = "observation_too_short", "this executor has not observed the silence for long enough"
-    MAJORITY_SILENT = "majority_silent", "more hosts are silent than alive; look for the common cause"
-    WORKERS_ALIVE = "workers_alive", "workers of the silent host renew their leases, or never did"
-    NO_JOBS = "no_jobs", "the silent host has no jobs"
-    JOBS_HELD = "jobs_held", "the jobs of the lost host are held; `gpuwarden job cancel` ends one"
+    # A host is silent
+    EXECUTOR_ALIVE = (
+        "executor_alive",
+        "the silent host's own executor is alive",
+        "Check its exporter, and the network to Prometheus.",
+    )
+    OBSERVATION_TOO_SHORT = (
+        "observation_too_short",
+        "this executor has not observed the silence for long enough",
+        "Nothing.",
+    )
+    MAJORITY_SILENT = (
+        "majority_silent",
+        "more hosts are silent than alive",
+        "Look for the common cause, such as the network.",
+    )
+    WORKERS_ALIVE = (
+        "workers_alive",
+        "workers of the silent host renew their leases, or never did",
+        "Check its exporter, and the network to Prometheus.",
+    )
+    NO_JOBS = "no_jobs", "the silent host has no jobs", "Nothing."
+    JOBS_HELD = (
+        "jobs_held",
+        "the jobs of the lost host are held",
+        "Restore the host, or give a job up: `gpuwarden job cancel`.",
+    )
 
-    # Of a run whose items fail
-    NO_RUN = "no_run", "no label names a run, or the queue has no such run"
-    NO_FAULT_FOUND = "no_fault_found", "no worker or job of the run is faulty"
-    OTHER_WORKER_FAULTY = "other_worker_faulty", "a worker of another host is the faulty one; that host's executor acts"
-    INSUFFICIENT_DATA = "insufficient_data", "another worker has not ended its first item yet"
-    JOBS_IN_DOUBT = "jobs_in_doubt", "jobs of the run are fenced or on lost hosts"
-    NOT_RECORDED = "not_recorded", "it is unknown whether the decision was carried out"
+    # Items of a run fail
+    NO_RUN = (
+        "no_run",
+        "no label names a run, or the queue has no such run",
+        "Check the rule, or the queue of `execute`.",
+    )
+    NO_FAULT_FOUND = "no_fault_found", "no worker or job of the run is faulty", "Nothing."
+    OTHER_WORKER_FAULTY = (
+        "other_worker_faulty",
+        "a worker of another host is the faulty one",
+        "Nothing: that host's executor acts.",
+    )
+    INSUFFICIENT_DATA = "insufficient_data", "another worker has not ended its first item yet", "Nothing."
+    JOBS_IN_DOUBT = (
+        "jobs_in_doubt",
+        "jobs of the run are fenced or on lost hosts",
+        "Nothing, or see the episodes of these jobs.",
+    )
+    NOT_RECORDED = "not_recorded", "it is unknown whether the decision was carried out", "Run `gpuwarden wrangle list`."
 
-    # Of an alert that was refused or abandoned
-    MALFORMED = "malformed", "the alert cannot be read"
-    NO_HOST = "no_host", "the alert has no label `host`"
-    OTHER_HOST = "other_host", "no executor of this ledger runs on the alert's host"
-    UNKNOWN_REMEDY = "unknown_remedy", "the label `remedy` names no remedy"
-    UNKNOWN_CONDITION = "unknown_condition", "the remedy cannot confirm the label `condition`"
-    NO_WORKER = "no_worker", "the remedy needs the label `worker`"
-    NO_SERVER = "no_server", "the remedy is for containers without workers, and the alert names a worker"
-    NO_HOST_ALONE = "no_host_alone", "the remedy is for whole hosts, and the alert names a worker or a container"
-    ABANDONED = "abandoned", "no executor processed the alert within `--retention-days`"
+    # The alert is refused or abandoned
+    MALFORMED = "malformed", "the alert cannot be read", "Send alerts with Alertmanager only."
+    NO_HOST = "no_host", "the alert has no label `host`", "Set it as a target label in the scrape configuration."
+    OTHER_HOST = (
+        "other_host",
+        "no executor of this ledger runs on the alert's host",
+        "Start `execute` there, or route its alerts elsewhere.",
+    )
+    UNKNOWN_REMEDY = (
+        "unknown_remedy",
+        "the label `remedy` names no remedy",
+        "Correct the rule; the message lists the remedies.",
+    )
+    UNKNOWN_CONDITION = (
+        "unknown_condition",
+        "the remedy cannot confirm the label `condition`",
+        "Correct the rule; the message lists the conditions.",
+    )
+    NO_WORKER = "no_worker", "the remedy needs the label `worker`", "Correct the rule."
+    NO_SERVER = (
+        "no_server",
+        "the remedy is for containers without workers; the alert names a worker",
+        "Correct the rule.",
+    )
+    NO_HOST_ALONE = (
+        "no_host_alone",
+        "the remedy is for whole hosts; the alert names a worker or a container",
+        "Correct the rule.",
+    )
+    ABANDONED = (
+        "abandoned",
+        "no executor processed the alert within `--retention-days`",
+        "Start `execute` on the alert's host.",
+    )
 
 
 class Doubt(StrEnum):

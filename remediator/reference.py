@@ -1,25 +1,66 @@
-"""Write the remediator's reference pages: settings, metrics and reasons.
+"""Write the remediator's reference pages: settings, metrics, reasons and outcomes.
 
 `--check` writes nothing and exits 1 if a page is outdated.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from pydantic_settings import BaseSettings
-
-from gpuwarden.docs_pages import unit_of
-from gpuwarden.settings import table, write_pages
+from gpuwarden.docs_pages import by_heading, unit_of
+from gpuwarden.settings import tables, write_pages
 from remediator.metrics.ledger import SERIES
 from remediator.metrics.queue import ANSWER_S, COUNT_WAIT_S
 from remediator.metrics.queue import SERIES as QUEUE_SERIES
 from remediator.metrics.series import Catalogue
-from remediator.reasons import Reason
-from remediator.settings.settings import ExecuteSettings, ServeSettings
+from remediator.plan import Outcome
+from remediator.reasons import Code, Reason
+from remediator.settings.settings import CommonSettings, ExecuteSettings, ServeSettings
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs" / "reference"
+
+SERVE: Final = {
+    "listen": "Web server",
+    "body_max_bytes": "Alerts",
+    "executor_down_s": "Thresholds of rules",
+    "alertmanager": "Addresses",
+}
+EXECUTE: Final = {
+    "armed": "Remedies",
+    "queue_db": "Addresses",
+    "docker": "Container engines",
+    "interval_s": "Times",
+    "retries_max": "Retries of jobs",
+    "cooldown_s": "Cooldowns and circuit breaker",
+    "wrangle_migrations_max": "Runs with failing items",
+    "capture_s": "Captures",
+}
+"""The first setting under each heading."""
+
+REASONS: Final = {
+    Reason.DRY_RUN: "An episode waits",
+    Reason.UNCONFIRMED: "Evidence and target",
+    Reason.QUEUE_UNREACHABLE: "During a restart",
+    Reason.EXECUTOR_ALIVE: "Lost hosts",
+    Reason.NO_RUN: "Failing items of a run",
+    Reason.MALFORMED: "Refused alerts",
+}
+"""The first reason under each heading."""
+
+METRICS: Final = {
+    "Alerts and webhook": r"_(alerts|backlog|watchdog|webhook|reconciliations)_",
+    "Thresholds": r"_(down_after|overdue_after|lost_after)_seconds$|_activation_items$",
+    "Episodes and actions": r"_(episodes?|intents?|intent_age|quarantines|steps)(_|$)",
+    "Remediator and executor": r"^gpuwarden_remediator_",
+}
+QUEUE: Final = {
+    "Runs": r"_runs?_",
+    "Workers and GPUs": r"_(workers|worker_info|workers_busy|gpus_quarantined)$",
+    "Jobs": r"^gpuwarden_queue_(jobs?_|jobs$|oldest|retries|wait)",
+    "Queue": r"^gpuwarden_queue_",
+}
+"""Headings of the metrics, and which belong there: the first that matches."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,12 +83,17 @@ def settings_page() -> str:
             "",
             "<!-- Written by `python -m remediator.reference`; change remediator/settings, not this page. -->",
             "",
-            "Two processes share one ledger: `gpuwarden remediator serve` receives alerts, and",
-            "`gpuwarden remediator execute` acts on them. Each takes its settings as options or from the environment;",
-            "an option wins.",
+            "`gpuwarden remediator serve` receives alerts, and `gpuwarden remediator execute` acts on them. They share",
+            "one ledger. Each takes its settings as options or from the environment. An option wins.",
             "",
-            *_section("serve", ServeSettings),
-            *_section("execute", ExecuteSettings),
+            "## Both processes",
+            "",
+            "Set the same values for both. Of `--host-lost-after-s` and `--wrangle-activation` the larger one applies.",
+            *tables(CommonSettings, {"runtime_dir": "Common settings"}, level="###"),
+            "## serve",
+            *tables(ServeSettings, SERVE, level="###", but=CommonSettings.model_fields),
+            "## execute",
+            *tables(ExecuteSettings, EXECUTE, level="###", but=CommonSettings.model_fields),
         ]
     )
 
@@ -60,13 +106,12 @@ def metrics_page() -> str:
             "",
             "<!-- Written by `python -m remediator.reference`; change remediator/metrics/ledger.py, not this page. -->",
             "",
-            "What `/metrics` of `gpuwarden remediator serve` publishes about this host's part of the ledger",
-            "and itself. Unknown is an absent series, never zero. Counters from the ledger survive restarts and",
-            "deletions of old episodes. The scrape configuration sets the label `host`.",
-            "With `--queue` there are also metrics of the queue: [metrics-queue.md](metrics-queue.md).",
+            "`/metrics` of `gpuwarden remediator serve` publishes these metrics of its host and its ledger. The scrape",
+            "configuration sets the label `host`. An unknown value is an absent series, never 0. Counters from the",
+            "ledger survive restarts and the deletion of old episodes. With `--queue-db` there are also",
+            "[metrics of the queue](metrics-queue.md).",
             "",
-            *_rows(SERIES),
-            "",
+            *_metrics(SERIES, METRICS),
         ]
     )
 
@@ -79,17 +124,15 @@ def queue_page() -> str:
             "",
             "<!-- Written by `python -m remediator.reference`; change remediator/metrics/queue.py, not this page. -->",
             "",
-            "What `/metrics` of `gpuwarden remediator serve` publishes with `--queue`. Unknown is an absent series,",
-            "never zero; a count of none is 0. Hosts that share a queue each publish all of it: use the maximum",
+            "`/metrics` of `gpuwarden remediator serve --queue-db …` publishes these metrics. An unknown value is an",
+            "absent series, never 0. Each host that shares the queue publishes all of it. Use the maximum",
             "(`max by (queue)`), never the sum.",
             "",
-            "A scrape reads small indexes and new events, so its cost does not grow with finished jobs. Claimable jobs",
-            "and failed items are counted in the background: each scrape starts a count, waits",
-            f"{COUNT_WAIT_S * 1000:g} ms for it, and otherwise shows the last one. A queue that does not answer within",
-            f"{ANSWER_S:g} s counts as unreachable.",
+            "Claimable jobs and failed items are counted in the background. Each scrape starts a count, waits",
+            f"{COUNT_WAIT_S * 1000:g} ms for it, and otherwise publishes the last one. A queue without an answer",
+            f"within {ANSWER_S:g} s is unreachable.",
             "",
-            *_rows(QUEUE_SERIES),
-            "",
+            *_metrics(QUEUE_SERIES, QUEUE),
         ]
     )
 
@@ -98,37 +141,57 @@ def reasons_page() -> str:
     """docs/reference/reasons.md."""
     return "\n".join(
         [
-            "# Reasons",
+            "# Reasons and outcomes",
             "",
             "<!-- Written by `python -m remediator.reference`; change remediator/reasons.py, not this page. -->",
             "",
-            "Why an episode waits or was closed, and why an alert was refused. They are in `gpuwarden status`, in",
-            "`gpuwarden ledger`, and in the label `reason` of `gpuwarden_remediator_episodes_held` and",
-            "`gpuwarden_remediator_alerts_total`.",
+            "A reason says why an episode waits or was closed, or why an alert was refused. `gpuwarden status` and",
+            "`gpuwarden ledger` print it, with a message that names the facts. It is also the label `reason` of",
+            "`gpuwarden_remediator_episodes_held` and `gpuwarden_remediator_alerts_total`.",
             "",
-            "| reason | meaning |",
-            "|---|---|",
-            *(f"| `{reason}` | {reason.text} |" for reason in Reason),
+            "An episode that waits stays open. gpuwarden checks it every second, and acts when nothing holds it and",
+            "the evidence still confirms the alert. See [go live](../how-to/go-live.md) for dry run, approval and",
+            "pauses, and [containers](../how-to/containers.md) for engines and labels.",
             "",
+            "## Outcomes",
+            "",
+            "The outcome of a closed episode, in `gpuwarden ledger list` and in the label `outcome` of",
+            "`gpuwarden_remediator_episodes_total`.",
+            "",
+            *_codes("outcome", Outcome),
+            "",
+            *_reasons(),
         ]
     )
 
 
-def _rows(series: Catalogue) -> Iterator[str]:
-    yield "| series | type | labels | unit | meaning | absent when |"
-    yield "|---|---|---|---|---|---|"
-    for name, its in series.items():
-        labels = ", ".join(f"`{label}`" for label in its.labels)
-        yield f"| `{name}` | {its.kind} | {labels} | {unit_of(name, its.meaning)} | {its.meaning} | {its.absent} |"
+def _metrics(series: Catalogue, headings: Mapping[str, str]) -> Iterator[str]:
+    found = by_heading(series, headings)
+    for heading in reversed(found):
+        yield from (f"## {heading}", "")
+        yield from ("| series | type | labels | unit | meaning |", "|---|---|---|---|---|")
+        for its in map(series.__getitem__, found[heading]):
+            labels = ", ".join(f"`{label}`" for label in its.labels)
+            yield f"| `{its.name}` | {its.kind} | {labels} | {unit_of(its.name, its.meaning)} | {its.meaning} |"
+        yield ""
+        if absent := {name: series[name].absent for name in found[heading] if series[name].absent != "never"}:
+            yield from ("| series | absent when |", "|---|---|")
+            yield from (f"| `{name}` | {when} |" for name, when in absent.items())
+            yield ""
 
 
-def _section(role: str, settings: type[BaseSettings]) -> Iterator[str]:
-    yield f"## `gpuwarden remediator {role}`"
-    yield ""
-    yield (settings.__doc__ or "").strip()
-    yield ""
-    yield from table(settings)
-    yield ""
+def _reasons() -> Iterator[str]:
+    of_it: dict[str, list[Reason]] = {}
+    for reason in Reason:
+        heading = REASONS.get(reason, next(reversed(of_it), ""))
+        of_it.setdefault(heading, []).append(reason)
+    for heading, reasons in of_it.items():
+        yield from (f"## {heading}", "", *_codes("reason", reasons), "")
+
+
+def _codes(name: str, codes: Iterable[Code]) -> Iterator[str]:
+    yield from (f"| {name} | meaning | what to do |", "|---|---|---|")
+    yield from (f"| `{code}` | {code.text} | {code.advice} |" for code in codes)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ class FileError(Exception):
     """A file under alerts/ is invalid. The message names file and position."""
 
 
-class _Rule(BaseModel):
+class AlertRule(BaseModel):
     """One rule; a recording rule has no `alert`. `wait` is its `for`."""
 
     alert: str | None = None
@@ -83,7 +83,7 @@ class _Rule(BaseModel):
 
 
 class _RuleGroup(BaseModel):
-    rules: list[_Rule]
+    rules: list[AlertRule]
 
 
 class _RuleFile(BaseModel):
@@ -147,10 +147,10 @@ def rules_have_tests(checkout: Path) -> list[str]:
 
 def alerts_are_tested(checkout: Path) -> list[str]:
     """Each alert fires in a test, with labels and annotations. Each alert named in a test exists."""
-    exist = {rule.alert for _, rule in _alerts(checkout)}
+    exist = {rule.alert for _, rule in alert_rules(checkout)}
     cases = [(file, case) for file in sorted(checkout.glob(TESTS_GLOB)) for case in _read(file, _TestFile).tests]
     fire = {each.alertname for _, case in cases for each in case.alert_rule_test if each.exp_alerts}
-    unseen = [(file, rule.alert) for file, rule in _alerts(checkout) if rule.alert not in fire]
+    unseen = [(file, rule.alert) for file, rule in alert_rules(checkout) if rule.alert not in fire]
     problems = [f"{file.name}: no test has exp_alerts for {alert}" for file, alert in unseen]
     for file, case in cases:
         named = {each.alertname for each in case.alert_rule_test}
@@ -164,13 +164,13 @@ def alerts_are_tested(checkout: Path) -> list[str]:
 
 def acting_alerts_are_complete(checkout: Path) -> list[str]:
     """Each alert with a remedy has the required labels and no delay."""
-    acting = [(file, rule) for file, rule in _alerts(checkout) if "remedy" in rule.labels]
+    acting = [(file, rule) for file, rule in alert_rules(checkout) if "remedy" in rule.labels]
     return [f"{file.name}: {rule.alert}: {problem}" for file, rule in acting for problem in _label_problems(rule)]
 
 
 def alerts_have_runbooks(checkout: Path) -> list[str]:
     """Each alert has annotations and a runbook, and each runbook has an alert."""
-    found = _alerts(checkout)
+    found = alert_rules(checkout)
     problems = [
         f"{file.name}: {rule.alert}: {problem}" for file, rule in found for problem in _text_problems(rule, checkout)
     ]
@@ -185,7 +185,7 @@ def alerts_have_runbooks(checkout: Path) -> list[str]:
 
 def runbooks_follow_the_template(checkout: Path) -> list[str]:
     """Each runbook has the sections in order and is short, and the index lists it."""
-    acting = {rule.alert for _, rule in _alerts(checkout) if "remedy" in rule.labels}
+    acting = {rule.alert for _, rule in alert_rules(checkout) if "remedy" in rule.labels}
     _, index = _read_page(checkout / "docs" / "runbooks" / INDEX)
     problems = []
     for page, text in _runbooks(checkout):
@@ -236,7 +236,7 @@ def _help(words: str) -> str | None:
 
 def _runbooks(checkout: Path) -> list[tuple[Path, str]]:
     """Runbook pages of the alerts."""
-    names = sorted({f"{rule.alert}.md" for _, rule in _alerts(checkout)})
+    names = sorted({f"{rule.alert}.md" for _, rule in alert_rules(checkout)})
     pages = [page for name in names if (page := checkout / "docs" / "runbooks" / name).is_file()]
     return [_read_page(page) for page in pages]
 
@@ -349,7 +349,7 @@ def run_part(program: str, *arguments: str, env: Mapping[str, str] | None = None
     return [f"{done.stdout}{done.stderr}".strip() or f"exit status {done.returncode}"] if done.returncode else []
 
 
-def _label_problems(rule: _Rule) -> list[str]:
+def _label_problems(rule: AlertRule) -> list[str]:
     problems = [f"label {name} is missing or empty" for name in ("remedy", "condition") if not rule.labels.get(name)]
     if (condition := rule.labels.get("condition")) and condition not in list(Condition):
         problems.append(f"condition {condition} is unknown; known: {', '.join(Condition)}")
@@ -359,7 +359,7 @@ def _label_problems(rule: _Rule) -> list[str]:
     return problems + [f"`{name}` is set: an alert with a remedy must not be delayed" for name in held]
 
 
-def _text_problems(rule: _Rule, checkout: Path) -> list[str]:
+def _text_problems(rule: AlertRule, checkout: Path) -> list[str]:
     """Missing labels, annotations or runbook of an alert."""
     annotations = ("summary", "description", "runbook_url")
     problems = [] if rule.labels.get("severity") else ["label severity is missing or empty"]
@@ -372,7 +372,8 @@ def _text_problems(rule: _Rule, checkout: Path) -> list[str]:
     return problems
 
 
-def _alerts(checkout: Path) -> list[tuple[Path, _Rule]]:
+def alert_rules(checkout: Path) -> list[tuple[Path, AlertRule]]:
+    """Each alert and its rule file."""
     read = [(file, _read(file, _RuleFile)) for file in sorted(checkout.glob(RULES_GLOB))]
     return [(file, rule) for file, found in read for group in found.groups for rule in group.rules if rule.alert]
 

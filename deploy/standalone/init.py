@@ -320,8 +320,8 @@ def _parser(kind: type[Parser]) -> argparse.ArgumentParser:
     parser.add_argument(
         "--runbooks-url",
         type=_pages_url,
-        help="base URL of the runbook links in alerts: where operators reach the remediator's /docs/runbooks, or a web "
-        "server with a copy of gpuwarden/docs; kept in DIR (default: the remediator on loopback)",
+        help="base URL of the runbook links in alerts: the remediator's /docs/runbooks as operators reach it, or "
+        "another web server; kept in DIR (default: the remediator on loopback)",
     )
     for part, port in PORTS.items():
         parser.add_argument(f"--{part}-port", type=int, default=port, help=f"{part}'s port (default: %(default)s)")

@@ -29,9 +29,8 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     found = snapshot.containers
     yield gauge(
         "gpuwarden_container_info",
-        "Identity of a container; always 1. Kind is docker, podman, kubernetes or systemd, or process for a worker "
-        "outside of containers. Without an engine that lists it, kind is from its cgroup: containerd, cri-o, "
-        "libpod or container. Namespace and pod may be empty.",
+        "Identity of a container; always 1. Kind is docker, podman, kubernetes, systemd, process, containerd, cri-o, "
+        "libpod or container.",
         ("container", "container_id", "incarnation", "kind", "image", "namespace", "pod"),
         (
             ((each.container.name, each.container.id, each.container.incarnation, each.container.kind,
@@ -39,7 +38,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             for each in found
         ),
         source="Docker's or Podman's API; the Kubernetes API or `/var/log/containers`; `/run/systemd/units`; else "
-        "`/proc/PID/cgroup`", absent=_NOT_RUNNING,
+        "`/proc/PID/cgroup`. Kind `process`: a worker without a container", absent=_NOT_RUNNING,
     )  # fmt: skip
     yield gauge(
         "gpuwarden_container_managed",
@@ -136,9 +135,8 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         source="for the pids in its cgroup, NVML `nvmlDeviceGet{Compute,Graphics,MPSCompute}RunningProcesses_v3`; the "
         "greater of `/sys/class/kfd/kfd/proc/PID/vram_GPUID` and DRM fdinfo on AMD; DRM fdinfo on Intel",
         absent=(
-            "it is on no GPU; NaN while its processes or their memory are unknown, "
-            "or the GPU is missing. Instead of 0 also NaN while unlisted processes use the GPU above the idle ratio, "
-            "and hold an unknown amount or more than `--vram-tie-mib` of its memory"
+            "it is on no GPU; NaN while its processes or their memory are unknown, or the GPU is missing. NaN instead "
+            "of 0 while busy unlisted processes hold unknown memory, or more than `--vram-tie-mib`"
         ),
     )
     yield gauge(
@@ -317,8 +315,8 @@ def _vram_budgets(snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_container_recyclable",
-        "1 for a container with a VRAM budget that may be restarted for its VRAM; else 0. Then it is protected, "
-        "not managed, paused, has workers, or is removed when it ends.",
+        "1 for a container with a VRAM budget that may be evicted. 0 if protected, not managed, paused, with workers, "
+        "or removed at its end.",
         _NAME,
         (
             ((each.container.name,), float(vram_budgets.may_recycle(each, snapshot)))

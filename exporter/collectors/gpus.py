@@ -36,8 +36,8 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     gpus = readings.gpus
     yield gauge(
         "gpuwarden_gpu_info",
-        "Identity of a GPU and the source of its readings; always 1. Source `simulated`: not a real GPU. Attribution "
-        "is `process`, `device` if use by process is unknown, or `none` if all use is unknown.",
+        "Identity of a GPU, and source of its readings; always 1. Attribution is `process`, `device` (not known by "
+        "process) or `none` (unknown).",
         ("gpu", "index", "name", "source", "attribution"),
         (((gpu.uuid, gpu.number, gpu.name, gpu.source or readings.source, gpu.attribution), 1.0) for gpu in gpus),
         source="NVML `nvmlDeviceGetUUID`, `nvmlDeviceGetName`; `/sys/class/drm` and `/sys/class/kfd/kfd/topology`",
@@ -103,8 +103,8 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_gpu_unlisted_utilization_ratio",
-        "Share of the GPU's time used by unlisted processes. Over the idle ratio the GPU does not count as idle, "
-        "unless copies and video of listed processes explain it. Negative if listed processes exceed the GPU.",
+        "Share of the GPU's time used by unlisted processes. Above the idle ratio the GPU is not idle. Negative if "
+        "listed processes exceed the GPU.",
         _GPU,
         (((gpu.uuid,), gpu.unattributed_ratio) for gpu in gpus),
         source="GPU utilisation less that of all listed processes, at each sample",
@@ -127,8 +127,8 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         source="memory of processes that left the GPU's list, while the memory of unlisted processes is that much "
         "greater than before; for `--vram-return-s` at most",
         absent=(
-            f"{_NO_GPUS}; NaN while processes or memory in use are unknown, "
-            "and for `--vram-return-s` after the first sample, a long gap, or the end of a process of unknown size"
+            f"{_NO_GPUS}; NaN while processes or memory are unknown, and for `--vram-return-s` after the first sample, "
+            "a gap, or the end of a process of unknown size"
         ),
     )
     yield gauge(
@@ -138,8 +138,8 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         (((share.gpu,), share.utilization_ratio) for share in snapshot.unplaced),
         source="as `gpuwarden_container_gpu_utilization_ratio`, for pids outside of their cgroups and process trees",
         absent=(
-            "the GPU's processes are not listed or not measured; containers or workers cannot be listed. A container "
-            "name is a duplicate; a container or process cannot be read"
+            "processes of the GPU are not listed or not measured; containers, workers or a process cannot be read; "
+            "two containers have one name"
         ),
         values="ratio, 0 or more",
     )
@@ -175,9 +175,8 @@ def _counters(totals: Mapping[str, GpuTotals]) -> Iterable[Metric]:
     )
     yield counter(
         "gpuwarden_gpu_unknown_samples",
-        "Samples in which a metric of the GPU was unknown, by metric and reason. `gpu` is the whole GPU. "
-        "`utilization`, `memory`, `processes` and `process_utilization` decide conditions. The others are sensors, "
-        "error counters and the reclaimed memory.",
+        "Samples in which a metric of the GPU was unknown, by metric and reason. Fields utilization, memory, "
+        "processes and process_utilization decide conditions.",
         (*_GPU, "field", "reason"),
         (
             ((uuid, figure, reason), float(count))

@@ -23,7 +23,7 @@ _NO_JOB: Final = "the worker runs no job"
 _UNKNOWN_AGE: Final = "its time is from before the last reboot"
 _DEAD: Final = "its worker is dead"
 _NOT_SHARED: Final = "no other live worker is in its container"
-_NO_RANK: Final = f"{_NO_JOB}, or no rank of a gang, is dead, or has an older version"
+_NO_RANK: Final = f"{_NO_JOB} or no rank of a gang, is dead, or has an older version"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +138,8 @@ def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_job_overdue_id",
-        "As `gpuwarden_job_id`, but only for a job that has reached one of its limits: budget, stall timeout, health "
-        "window or worker timeout. Rules that start remedies read only these.",
+        "As `gpuwarden_job_id`, only for a job past its budget, stall timeout, health window or worker timeout. Rules "
+        "with a remedy read only these.",
         (*_SLOT, "attempt", "incarnation"),
         (_id_row(row) for row in rows if _is_overdue(row, snapshot)),
         source="job file, and each age that rules compare with a limit",
@@ -284,13 +284,12 @@ def _inactivity(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snap
     )
     yield gauge(
         "gpuwarden_job_inactive_seconds",
-        "Time without activity of the attempt in its phase: no step beat, GPUs idle, RAM unchanged, and in load, "
-        "eval, save or checkpoint no work of processes. In a shared container, at most that of the "
-        "other workers by `gpuwarden_job_inactive_in_shared_container_seconds`.",
+        "Time without activity of the attempt: no step beat, GPUs idle, RAM unchanged; in load, eval, save and "
+        "checkpoint also no work of processes.",
         _SLOT,
         (*((row.key, or_nan(row.inactive_s)) for row in rows), *((key, math.nan) for key in waiting)),
         source="the least of `gpuwarden_job_step_beat_age_seconds`, `gpuwarden_job_phase_age_seconds` and the idle "
-        "times of the container's GPU, RAM and, if it counts, work",
+        "times of the container's GPU, RAM and, if it counts, work. Other workers of the container limit it",
         absent=(
             f"as `gpuwarden_worker_info`; NaN without a job, while one of these that counts is unknown, or {_DEAD}"
         ),
@@ -302,8 +301,8 @@ def _inactivity(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snap
         ((row.key, or_nan(row.quiet_gpu_lost_s)) for row in rows if row.may_have_lost_gpu),
         source="as `gpuwarden_job_inactive_seconds`, with `gpuwarden_container_gpu_lost_seconds` for the GPU",
         absent=(
-            f"{_NO_JOB}, its class uses no GPU, or every GPU of its container is "
-            f"measured; NaN while none is lost, one of these that counts is unknown, or {_DEAD}"
+            f"{_NO_JOB}, its class uses no GPU, or each GPU of its container is "
+            f"measured; NaN while none is lost, an input is unknown, or {_DEAD}"
         ),
     )
     yield gauge(
@@ -353,22 +352,21 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
     )
     yield gauge(
         "gpuwarden_job_stuck_after_seconds",
-        "Time without a step beat after which the job is stuck even if its GPU is unknown or busy. It is a multiple "
-        "of the longest step, or of the longest visit to a phase without steps.",
+        "Time without a step beat until a job is stuck, even with an unknown or busy GPU: a multiple of its longest "
+        "step or phase.",
         _SLOT,
         limits(timeouts.stuck_after_s),
         source="job file, less the time its container was paused; `--stuck-min-s`, `--stuck-factor`",
         absent=(
-            "as `gpuwarden_worker_info`; NaN while "
-            "`gpuwarden_job_stall_timeout_seconds` is, for ranks of a gang, if `--stuck-factor` is 0, or it has done "
-            f"fewer than {MIN_STEPS} steps. Also in a phase other than `step` without a timeout of the job, "
-            f"with fewer than {MIN_PHASE_VISITS} earlier visits"
+            "as `gpuwarden_worker_info`; NaN while `gpuwarden_job_stall_timeout_seconds` is, for ranks of a gang, "
+            f"with `--stuck-factor 0`, or before {MIN_STEPS} steps. Also NaN in another phase than `step` before "
+            f"{MIN_PHASE_VISITS} visits, unless the job set a timeout"
         ),
     )
     yield gauge(
         "gpuwarden_job_stuck_idle_seconds",
-        "Time without other activity of its container that a stuck job needs. Slightly less than without a step beat, "
-        "since rates lag, and at least its stall timeout.",
+        "Time without other activity of its container that a stuck job needs, at least its stall timeout. Slightly "
+        "less than `gpuwarden_job_stuck_after_seconds`.",
         _SLOT,
         limits(timeouts.stuck_inactive_s),
         source="20 s less than `gpuwarden_job_stuck_after_seconds`; the job's stall timeout",
@@ -376,8 +374,7 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
     )
     yield gauge(
         "gpuwarden_job_health_window_seconds",
-        "Time for which a GPU job and its container may be inactive, at least the stall timeout. NaN for jobs of other "
-        "classes and in the phase `idle`.",
+        "Time for which a GPU job and its container may be inactive, at least the stall timeout.",
         _SLOT,
         limits(lambda job, _: timeouts.health_window_s(job, snapshot.thresholds.health_window_s)),
         source="`--health-window-s`, or the job's timeout if that is longer",
@@ -388,8 +385,8 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
     )
     yield gauge(
         "gpuwarden_job_health_grace_seconds",
-        "Earliest start of the health window after the start of a GPU job's attempt: its grace period for the load and "
-        "the first step. After that step less the window, which then ends after the grace period.",
+        "Earliest start of the health window after the attempt's start: the grace period for load and first step, "
+        "less the window after that step.",
         _SLOT,
         ((row.key, snapshot.health_grace_s(row.job)) for row in on_gpu),
         source="`--health-grace-s`, by the job's phase and its first step",
@@ -448,12 +445,12 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_gang_rank_spinning_seconds",
-        "Time without a step beat of a rank, with its GPU saturated and no other activity. Since rates lag, it begins "
-        "up to 20 s, or half the limit if less, before that was measured.",
+        "Time without a step beat of a rank, with its GPU saturated and no other activity. Starts up to 20 s before "
+        "such a sample.",
         _SLOT,
         ((row.key, or_nan(spinning_s)) for row, spinning_s, _, _ in candidates),
         source="job file, and its container's GPU, RAM, I/O and page faults",
-        absent=(f"{_NO_RANK}; NaN before the first step beat, or while its GPU, RAM, I/O or page faults are unknown"),
+        absent=f"{_NO_RANK}; NaN before the first step beat, or while an input is unknown",
     )
     yield gauge(
         "gpuwarden_gang_rank_stuck_after_seconds",

@@ -117,8 +117,8 @@ class SnapshotCollector(Collector):
         )
         yield gauge(
             "gpuwarden_collector_duration_seconds",
-            "Duration of the source or collector; for an engine of its newest list, for a driver of its newest or "
-            "current call, for `sampler` of the whole sample.",
+            "Duration of the source or collector: an engine's newest list, a driver's newest call, or the whole "
+            "sample (`sampler`).",
             ("collector",),
             [((each.name,), each.duration_s) for each in outcomes],
             source="the exporter itself, CLOCK_MONOTONIC",
@@ -126,8 +126,7 @@ class SnapshotCollector(Collector):
         )
         yield gauge(
             "gpuwarden_collector_last_success_timestamp_seconds",
-            "Last success of the source or collector, Unix time. For an engine: its newest list; for a driver: the "
-            "start of its newest answered call; for `sampler`: the newest sample.",
+            "Last success of the source or collector, Unix time; for a driver, the start of its newest answered call.",
             ("collector",),
             [((each.name,), each.succeeded_unix_s) for each in outcomes],
             source="the exporter itself, CLOCK_REALTIME",

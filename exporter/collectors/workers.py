@@ -96,7 +96,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ),
         (
             "ram_idle_seconds",
-            "Time for which RAM of a worker in a shared container, less page cache, has changed by at most the delta.",
+            "Time for which RAM of a worker in a shared container, less page cache, has stayed within the threshold.",
             "ram_idle_s",
             "`/proc/PID/statm` of its processes, compared at each sample with `--ram-idle-mib`",
             f"{_NOT_SHARED}; NaN while its processes cannot be read",

@@ -22,7 +22,7 @@ def add_act(acts: Any, name: str, act: Callable[..., int], what: str) -> argpars
     return parser
 
 
-def add_json(parser: argparse.ArgumentParser, what: str = "one JSON object a line") -> None:
+def add_json(parser: argparse.ArgumentParser, what: str = "print one JSON object per line") -> None:
     """Add the option `--json`."""
     parser.add_argument("--json", action="store_true", help=what)
 

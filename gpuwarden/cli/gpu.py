@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     acts = parser.add_subparsers(required=True)
 
     listing = add_act(acts, "list", _list, "list the GPUs in quarantine, oldest first")
-    add_json(listing, "one JSON object a line; times are Unix seconds")
+    add_json(listing, "print one JSON object per line; times are Unix seconds")
 
     taking = add_act(
         acts,

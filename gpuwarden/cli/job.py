@@ -340,27 +340,27 @@ def _parser() -> argparse.ArgumentParser:
     add_json(listing)
 
     show = add_act(acts, "show", _show, "show a job, with its progress if it runs on this host")
-    show.add_argument("job", type=int, metavar="JOB")
+    show.add_argument("job", type=int, metavar="JOB", help="id of the job")
     _dir(show)
-    add_json(show, "one JSON object")
+    add_json(show, "print one JSON object")
 
     wait = add_act(
         acts, "wait", _wait, "wait until jobs have ended; exit code 0 completed, 1 failed or cancelled, 2 timeout"
     )
-    wait.add_argument("job", type=int, metavar="JOB", nargs="+")
+    wait.add_argument("job", type=int, metavar="JOB", nargs="+", help="ids of jobs")
     wait.add_argument("--timeout-s", type=float, help="timeout, seconds; default: none")
 
     cancel = add_act(acts, "cancel", _cancel, "cancel jobs; their workers stop within a second")
-    cancel.add_argument("job", type=int, metavar="JOB", nargs="*")
+    cancel.add_argument("job", type=int, metavar="JOB", nargs="*", help="ids of jobs")
     cancel.add_argument("--run", help="cancel a run and all its jobs")
     add_reason(cancel)
 
     requeue = add_act(acts, "requeue", _requeue, "submit an ended job again; prints the new id")
-    requeue.add_argument("job", type=int, metavar="JOB")
+    requeue.add_argument("job", type=int, metavar="JOB", help="id of the job")
     requeue.add_argument("--run", help="run of the new job; default: none")
 
     logs = add_act(acts, "logs", _logs, "print the log of an attempt that ran on this host")
-    logs.add_argument("job", type=int, metavar="JOB")
+    logs.add_argument("job", type=int, metavar="JOB", help="id of the job")
     logs.add_argument("--attempt", type=int, help="number of the attempt; default: the latest with a log")
     logs.add_argument("--follow", action="store_true", help="follow the log until the attempt ends")
     log_dir = os.environ.get("GPUWARDEN_JOB_LOG_DIR")
@@ -368,11 +368,11 @@ def _parser() -> argparse.ArgumentParser:
                       help="--logs folder of the job's worker; default: $GPUWARDEN_JOB_LOG_DIR")  # fmt: skip
 
     block = add_act(acts, "block", _block, "block jobs that have not started: no worker claims them")
-    block.add_argument("job", type=int, metavar="JOB", nargs="+")
+    block.add_argument("job", type=int, metavar="JOB", nargs="+", help="ids of jobs")
     add_reason(block)
 
     unblock = add_act(acts, "unblock", _unblock, "unblock jobs: workers may claim them again")
-    unblock.add_argument("job", type=int, metavar="JOB", nargs="+")
+    unblock.add_argument("job", type=int, metavar="JOB", nargs="+", help="ids of jobs")
     return parser
 
 

@@ -26,7 +26,7 @@ _OWN: Final[Mapping[str, str]] = {
     "events": "gpuwarden.cli.events:command",
     "gpu": "gpuwarden.cli.gpu:command",
 }
-_HELP: Final[Mapping[str, str]] = {
+HELP: Final[Mapping[str, str]] = {
     "up": "run the whole chain on this host, on loopback",
     "init": "write the files for your Prometheus, Alertmanager and systemd",
     "status": "show health, held actions and what needs an operator",
@@ -56,8 +56,8 @@ _EXTRAS: Final[Mapping[str, str]] = {"gpuwarden": "jobs", "deploy": "exporter,re
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    commands = _commands()
-    listing = "\n".join(f"  {name:12}{_HELP.get(name, '')}" for name in commands)
+    known = commands()
+    listing = "\n".join(f"  {name:12}{HELP.get(name, '')}" for name in known)
     parser = Parser(
         prog="gpuwarden",
         description="Detects hung GPU workers and restarts them.",
@@ -65,16 +65,14 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"gpuwarden {__version__}")
-    parser.add_argument(
-        "command", metavar="COMMAND", nargs="?", choices=list(commands), help="one of the commands below"
-    )
+    parser.add_argument("command", metavar="COMMAND", nargs="?", choices=list(known), help="one of the commands below")
     parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="the command's own arguments")
     chosen = parser.parse_args(argv)
     if chosen.command is None:
         parser.print_help(sys.stderr)
         return 2
     try:
-        command = _load(commands[chosen.command])
+        command = load(known[chosen.command])
         return command(chosen.arguments)
     except GpuwardenError as error:
         print(f"gpuwarden {chosen.command}: {error}", file=sys.stderr)
@@ -86,14 +84,16 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def _commands() -> dict[str, str]:
+def commands() -> dict[str, str]:
+    """Each command, and `module:function` that runs it, in the order of the list."""
     found = {entry.name: entry.value for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
-    known = {**_OWN, **found}
-    order = list(_HELP)
-    return dict(sorted(known.items(), key=lambda each: order.index(each[0]) if each[0] in order else len(order)))
+    every = {**_OWN, **found}
+    order = list(HELP)
+    return dict(sorted(every.items(), key=lambda each: order.index(each[0]) if each[0] in order else len(order)))
 
 
-def _load(target: str) -> Command:
+def load(target: str) -> Command:
+    """Import a command's function."""
     module, _, function = target.partition(":")
     try:
         command: Command = getattr(importlib.import_module(module), function)

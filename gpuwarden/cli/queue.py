@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     add_json(listing)
 
     setting = add_act(acts, "set", _set, "change settings of a queue; others are kept")
-    setting.add_argument("queue", metavar="QUEUE")
+    setting.add_argument("queue", metavar="QUEUE", help="name of the queue")
     setting.add_argument(
         "--class", dest="job_class", type=_class, metavar="CLASS",
         help=f"class of new jobs: {', '.join(JobClass)}; or {NOTHING}",
@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     unsetting = add_act(acts, "unset", _unset, "delete the settings of a queue")
-    unsetting.add_argument("queue", metavar="QUEUE")
+    unsetting.add_argument("queue", metavar="QUEUE", help="name of the queue")
     return parser
 
 

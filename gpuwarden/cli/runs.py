@@ -237,12 +237,12 @@ def _parser() -> argparse.ArgumentParser:
     submit = add_act(acts, "submit", _submit, "submit a run from a file in one transaction; prints each job's id")
     submit.add_argument("file", metavar="FILE", help="JSON, see docs/reference/formats.md; - reads standard input")
     submit.add_argument("--run", help="name of the run, instead of the file's")
-    add_json(submit, "one JSON object")
+    add_json(submit, "print one JSON object")
     submit.add_argument(
         "--wrangle",
         action=argparse.BooleanOptionalAction,
-        help="find faulty workers and jobs by its items (docs/wrangling.md); default: $GPUWARDEN_WRANGLE_RUNS "
-        "(1 or 0), else unchanged",
+        help="find faulty workers and jobs by its items (docs/how-to/faulty-workers.md); "
+        "default: $GPUWARDEN_WRANGLE_RUNS (1 or 0), else unchanged",
     )
 
     listing = add_act(acts, "list", _list, "list the newest runs, with job counts")
@@ -253,11 +253,11 @@ def _parser() -> argparse.ArgumentParser:
     add_json(listing)
 
     show = add_act(acts, "show", _show, "show a run, its unfinished and failed jobs, and its items")
-    show.add_argument("run", metavar="RUN")
+    show.add_argument("run", metavar="RUN", help="name of the run")
     show.add_argument("--all", action="store_true", help="include completed and cancelled jobs")
-    add_json(show, "one JSON object, with every job and item")
+    add_json(show, "print one JSON object, with every job and item")
 
     cancel = add_act(acts, "cancel", _cancel, "cancel a run and its unfinished jobs")
-    cancel.add_argument("run", metavar="RUN")
+    cancel.add_argument("run", metavar="RUN", help="name of the run")
     add_reason(cancel)
     return parser

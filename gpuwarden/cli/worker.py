@@ -146,12 +146,12 @@ def _parser() -> argparse.ArgumentParser:
     mine = "host of the worker; default: this host"
     lock = add_act(acts, "lock", _lock, "keep a worker from claiming until it is unlocked")
     lock.add_argument("--host", help=mine)
-    lock.add_argument("worker", metavar="WORKER")
+    lock.add_argument("worker", metavar="WORKER", help="name of the worker")
     add_reason(lock)
     unlock = add_act(acts, "unlock", _unlock, "let a worker claim again")
     unlock.add_argument("--host", help=mine)
-    unlock.add_argument("worker", metavar="WORKER")
+    unlock.add_argument("worker", metavar="WORKER", help="name of the worker")
     drain = add_act(acts, "drain", _drain, "stop a worker after its current job")
     drain.add_argument("--host", help=mine)
-    drain.add_argument("worker", metavar="WORKER")
+    drain.add_argument("worker", metavar="WORKER", help="name of the worker")
     return parser

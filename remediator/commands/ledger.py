@@ -153,7 +153,7 @@ _ACTS: Final = {
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="gpuwarden ledger", description="Show what was observed, decided and done.")
+    parser = Parser(prog="gpuwarden ledger", description="Show episodes: observations, decisions and actions.")
     add_ledger(parser)
     what = parser.add_subparsers(dest="what", required=True)
     for name, help_text in (
@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
         ("audit", "list orders of operators, and openings of the circuit breaker"),
     ):
         each = what.add_parser(name, help=help_text, description=help_text)
-        each.add_argument("--json", action="store_true", help="print JSON lines")
+        each.add_argument("--json", action="store_true", help="print one JSON object per line")
         if name in ("show", "capture"):
             each.add_argument("episode", type=int, help="number from `gpuwarden ledger list`")
         elif name in ("summary", "audit"):

@@ -190,7 +190,7 @@ def breaker(argv: list[str]) -> int:
     help_text = "close the circuit breaker on every host"
     reset = acts.add_parser("reset", help=help_text, description=help_text)
     add_ledger(reset)
-    reset.add_argument("--reason", default="", metavar="TEXT", help="reason, stored with the order")
+    reset.add_argument("--reason", default="", metavar="TEXT", help="reason, kept in the record")
     wanted = parser.parse_args(argv)
     with closing(existing(wanted.ledger)) as ledger:
         latched = ledger.orders.current().breaker()
@@ -296,5 +296,5 @@ def _answer_parser(name: str, description: str) -> argparse.ArgumentParser:
 
 def _add_reason(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     add_ledger(parser)
-    parser.add_argument("--reason", default="", metavar="TEXT", help="reason, stored with the order")
+    parser.add_argument("--reason", default="", metavar="TEXT", help="reason, kept in the record")
     return parser

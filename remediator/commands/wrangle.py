@@ -111,19 +111,20 @@ def _rules(arguments: argparse.Namespace) -> Rules:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="gpuwarden wrangle", description="Find faulty workers and jobs from failed items. See docs/wrangling.md."
+        prog="gpuwarden wrangle",
+        description="Find faulty workers and jobs from failed items. See docs/how-to/faulty-workers.md.",
     )
     acts = parser.add_subparsers(required=True)
     listing = add_act(acts, "list", _list, "list the verdict for each wrangled run")
-    add_json(listing, "print JSON lines, with the counts")
+    add_json(listing, "print one JSON object per line, with the counts")
     apply = add_act(acts, "apply", _apply, "apply the verdict for one run, if it still holds")
     for each in (listing, apply):
         _add_rules(each)
-    apply.add_argument("run", metavar="RUN")
+    apply.add_argument("run", metavar="RUN", help="name of the run")
     for name, wrangled, what in (("enable", True, "wrangle a run"), ("disable", False, "stop wrangling a run")):
         asking = add_act(acts, name, _set_wrangled, what)
         asking.set_defaults(wrangled=wrangled)
-        asking.add_argument("run", metavar="RUN")
+        asking.add_argument("run", metavar="RUN", help="name of the run")
     forgive = add_act(
         acts,
         "forgive",
@@ -131,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         "undo actions on a run: unblock its jobs for every worker and clear its failures; unlock a worker with "
         "`gpuwarden worker unlock`",
     )
-    forgive.add_argument("run", metavar="RUN")
+    forgive.add_argument("run", metavar="RUN", help="name of the run")
     return parser
 
 

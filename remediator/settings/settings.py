@@ -51,7 +51,11 @@ def _check_addresses(urls: tuple[str, ...], *, option: str, example: str) -> Non
             raise ValueError(f"{option}: URL {number} is invalid; expected one as {example}")
 
 
-class _Common(BaseSettings):
+class CommonSettings(BaseSettings):
+    """Settings of both processes."""
+
+    model_config = _config("gpuwarden remediator")
+
     runtime_dir: Path = Field(
         default_factory=state_directory,
         description="folder with the file `host`, which holds this host's name; also set by $GPUWARDEN_RUNTIME_DIR",
@@ -64,15 +68,15 @@ class _Common(BaseSettings):
         default=180.0,
         ge=10,
         le=480,
-        description="seconds without contact until a host counts as lost and its jobs are held. Keep it 120 s below "
-        "the job lease (600 s). Set the same value for `serve` and `execute`; the larger one applies",
+        description="seconds without contact until a host is lost, at least 120 below the job lease; same for `serve` "
+        "and `execute`",
     )
     wrangle_activation: int = Field(
         default=ACTIVATION,
         ge=0,
         le=999_999,
-        description="failed items of a run that a worker may have. At one more, gpuwarden decides whether the worker "
-        "or the run is faulty. Set the same value for `serve` and `execute`; the larger one applies",
+        description="failed items of a run that a worker may have before gpuwarden judges both; same for `serve` and "
+        "`execute`",
     )
     log_level: str = Field(
         default="info",
@@ -99,7 +103,7 @@ class _Common(BaseSettings):
         return self
 
 
-class ServeSettings(_Common):
+class ServeSettings(CommonSettings):
     """Receive alerts from Alertmanager and store them. Takes no action."""
 
     model_config = _config("gpuwarden remediator serve")
@@ -109,8 +113,8 @@ class ServeSettings(_Common):
     )
     port: int = Field(default=9836, ge=0, le=65535, description="port to listen on; 0 for a free one")
     web_config_file: Path = Field(
-        description="Prometheus web configuration file with TLS and the credentials of Alertmanager (bearer_token_file "
-        "or basic_auth_users); reloaded when it changes (docs/exporter-web.md)",
+        description="Prometheus web configuration file with TLS and the credentials of Alertmanager; reloaded when it "
+        "changes (docs/how-to/secure.md)",
     )
     body_max_bytes: int = Field(default=4 * 2**20, ge=1024, description="maximum size of a webhook body, bytes")
     alerts_max: int = Field(
@@ -120,36 +124,47 @@ class ServeSettings(_Common):
         default=60.0,
         ge=5,
         le=86400,
-        description="an alert fires if an executor has no heartbeat for this long, seconds. It writes one a second",
+        description="an alert fires if an executor has no heartbeat for this long, seconds",
     )
     intent_overdue_s: float = Field(
         default=900.0,
         ge=5,
         le=604800,
-        description="an alert fires if a restart or settle takes longer, seconds. Keep it above the sum of the "
-        "warning's grace period, settle_timeout_s and twice restart_timeout_s of `execute`",
+        description="an alert fires if a restart or settle takes longer, seconds; above grace period, "
+        "settle_timeout_s and twice restart_timeout_s together",
     )
     alertmanager: _Urls = Field(
         default=(),
-        description="URLs of the Alertmanagers, separated by commas or in repeated options. They are queried for "
-        "alerts that a call left out because of `max_alerts`",
+        description="URLs of the Alertmanagers, comma-separated or repeated: queried for alerts that a call left out "
+        "(`max_alerts`)",
     )
     queue_db: str | None = Field(
         default=None,
-        description="database URL of the job queue. If set, /metrics also has metrics of the queue; also "
-        "set by $GPUWARDEN_QUEUE_DB",
+        description="database URL of the job queue, for its metrics at /metrics; also set by $GPUWARDEN_QUEUE_DB",
     )
 
 
-class ExecuteSettings(_Common):
+class ExecuteSettings(CommonSettings):
     """Process open episodes and act on this host's containers. A lock allows one executor per host."""
 
     model_config = _config("gpuwarden remediator execute")
 
     armed: CliImplicitFlag[bool] = Field(
         default=False,
-        description="arm every remedy on this host if it has no arming order yet. Later only `gpuwarden arm` and "
-        "`gpuwarden disarm` change that. A remedy that is not armed only records its actions (dry run)",
+        description="arm every remedy on this host if it has no arming order yet; later use `gpuwarden arm` "
+        "(docs/how-to/go-live.md)",
+    )
+    policy: Path | None = Field(
+        default=None,
+        description="TOML file with settings of single remedies; reloaded within a second of a change "
+        "(docs/reference/remedies.md)",
+    )
+    retention_days: int = Field(
+        default=90,
+        ge=0,
+        le=36500,
+        description="days to keep closed episodes and refused alerts; 0: no limit. On a shared ledger the smallest "
+        "value applies",
     )
     queue_db: str = Field(
         description="database URL of the job queue: sqlite:////var/lib/gpuwarden/queue.db for one host, "
@@ -175,28 +190,32 @@ class ExecuteSettings(_Common):
     )
     prometheus: _Urls = Field(
         default=(),
-        description="URLs of Prometheus servers that scrape this host, separated by commas or in repeated options. A "
-        "capture saves their metric history",
+        description="URLs of Prometheus servers that scrape this host, comma-separated or repeated: a capture saves "
+        "their metric history",
     )
-    policy: Path | None = Field(
-        default=None,
-        description="TOML file with settings of single remedies, such as whether to requeue a job whose process exit "
-        "is unconfirmed; reloaded within a second of a change (docs/reference/remedies.md)",
+    alertmanager: _Urls = Field(
+        default=(),
+        description="URLs of the Alertmanagers, comma-separated or repeated: queried before an action; silenced "
+        "actions wait",
+    )
+    silences_unknown: Literal["act", "hold"] = Field(
+        default="act",
+        description="what to do while an Alertmanager cannot be queried for silences: act, or hold all actions",
     )
     docker: str = Field(default="unix:///var/run/docker.sock", description="Docker's socket; 'none' without Docker")
     podman: str = Field(
         default="none",
-        description="Podman's socket, such as unix:///run/podman/podman.sock (systemctl enable --now podman.socket); "
+        description="Podman's socket, such as unix:///run/podman/podman.sock (`systemctl enable --now podman.socket`); "
         "'none' without Podman",
     )
     systemd_unit: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="names of the systemd services of workers, such as 'gpu-worker@*.service', separated by commas or "
-        "in repeated options. Other services are never touched",
+        description="systemd services of workers, such as 'gpu-worker@*.service', comma-separated or repeated; other "
+        "services are never touched",
     )
     processes: Path | None = Field(
         default=None,
-        description="TOML file that lists workers without a container, and how each is started "
+        description="TOML file that lists workers without a container, with their supervisors "
         "(docs/how-to/containers.md)",
     )
     interval_s: float = Field(
@@ -213,7 +232,7 @@ class ExecuteSettings(_Common):
         default=5.0,
         gt=0,
         le=60,
-        description="maximum age of an exporter sample, seconds. With an older sample gpuwarden does not act",
+        description="maximum age of an exporter sample, seconds; with an older one gpuwarden does not act",
     )
     settle_timeout_s: float = Field(
         default=60.0,
@@ -225,25 +244,69 @@ class ExecuteSettings(_Common):
         default=120.0,
         gt=0,
         le=86400,
-        description="gpuwarden abandons a restart without progress for this long, and an alert fires, seconds",
+        description="a restart without progress for this long is abandoned, and an alert fires, seconds",
     )
     gpu_lost_s: float = Field(
         default=60.0,
         gt=0,
         le=86400,
-        description="a GPU is quarantined only after it has been lost for this long, seconds. Until then its processes "
-        "do not count as dead",
+        description="a GPU that has been lost for this long is quarantined, seconds; until then its processes count "
+        "as alive",
     )
     retries_max: int = Field(
         default=WATCHDOG_RETRIES_MAX,
         ge=0,
-        description="number of times that gpuwarden requeues a job. After that, it fails the job",
+        description="number of times that gpuwarden requeues a job before it fails the job",
     )
     requeue_avoid_gpu_s: float = Field(
         default=AVOID_S,
         ge=0,
         le=86400,
         description="a requeued job avoids its old GPUs for this long, if other workers can run it, seconds",
+    )
+
+    cooldown_s: float = Field(
+        default=300.0,
+        ge=0,
+        le=86400,
+        description="minimum time between two restarts of a container, seconds; 0 turns it off",
+    )
+    vram_cooldown_s: float = Field(
+        default=120.0,
+        ge=0,
+        le=86400,
+        description="minimum time between two evictions for the memory of one GPU, seconds; 0 turns it off",
+    )
+    breaker_targets: int = Field(
+        default=3,
+        ge=1,
+        description="containers that may need a restart within the window, or breaker_share of workers if more; one "
+        "more opens the breaker",
+    )
+    breaker_share: float = Field(
+        default=0.25,
+        ge=0,
+        le=1,
+        description="share of all workers that may need a restart within the window, a ratio from 0 to 1",
+    )
+    breaker_window_s: float = Field(default=600.0, gt=0, le=86400, description="window of the circuit breaker, seconds")
+    breaker_restarts: int = Field(
+        default=6,
+        ge=1,
+        description="restarts allowed within an hour, or the number of workers if more; beyond that the circuit "
+        "breaker opens",
+    )
+    wrangle_migrations_max: int = Field(
+        default=MIGRATIONS_MAX,
+        ge=0,
+        le=999_999,
+        description="moves of a run without a finished item to another worker; after that, the run is blocked",
+    )
+    wrangle_timeout_s: float = Field(
+        default=TIMEOUT_S,
+        ge=0,
+        le=604800,
+        description="a worker that runs a job for this long without an item result does not count as failing, seconds",
     )
 
     capture_s: float = Field(
@@ -259,76 +322,13 @@ class ExecuteSettings(_Common):
         default=900.0,
         ge=0,
         le=86400,
-        description="time range of metric history in a capture, before the alert and after it, seconds; 0 saves none. "
-        "Needs --prometheus",
+        description="metric history in a capture, before and after the alert, seconds; 0 saves none; needs "
+        "--prometheus",
     )
     job_logs: Path | None = Field(
         default=None,
-        description="folder of the job logs (`gpuwarden worker run --logs`). A capture saves their last lines; by "
-        "default, those of the container's log",
-    )
-
-    cooldown_s: float = Field(
-        default=300.0,
-        ge=0,
-        le=86400,
-        description="minimum time between two restarts of a container, seconds; 0 turns it off",
-    )
-    vram_cooldown_s: float = Field(
-        default=120.0,
-        ge=0,
-        le=86400,
-        description="minimum time between two restarts of containers to free the memory of one GPU, seconds. Keep it "
-        "above the delay of Prometheus; 0 turns it off",
-    )
-    breaker_targets: int = Field(
-        default=3,
-        ge=1,
-        description="number of containers that may need a restart within the window; one more opens the circuit "
-        "breaker. The larger of this number and breaker_share of the workers applies",
-    )
-    breaker_share: float = Field(
-        default=0.25,
-        ge=0,
-        le=1,
-        description="share of all workers that may need a restart within the window, a ratio from 0 to 1",
-    )
-    breaker_window_s: float = Field(default=600.0, gt=0, le=86400, description="window of the circuit breaker, seconds")
-    breaker_restarts: int = Field(
-        default=6,
-        ge=1,
-        description="number of restarts allowed within an hour; one more opens the circuit breaker. The larger of this "
-        "number and the number of workers applies. Each restart of a container counts",
-    )
-    wrangle_migrations_max: int = Field(
-        default=MIGRATIONS_MAX,
-        ge=0,
-        le=999_999,
-        description="moves of a run without a finished item to another worker; after that, the run is blocked",
-    )
-    wrangle_timeout_s: float = Field(
-        default=TIMEOUT_S,
-        ge=0,
-        le=604800,
-        description="a worker that runs a job of a run for this long without an item result is not counted as failing, "
-        "seconds",
-    )
-    alertmanager: _Urls = Field(
-        default=(),
-        description="URLs of the Alertmanagers, separated by commas or in repeated options. They are queried before an "
-        "action, and silenced actions wait",
-    )
-    silences_unknown: Literal["act", "hold"] = Field(
-        default="act",
-        description="what to do while an Alertmanager cannot be queried for silences: act, or hold all actions",
-    )
-    retention_days: int = Field(
-        default=90,
-        ge=0,
-        le=36500,
-        description="days to keep closed episodes (with at most 1,000 captures) and refused alerts (at most 10,000). "
-        "Accepted alerts not processed in this time are abandoned. 0 disables the time limit. On a shared ledger the "
-        "smallest value applies",
+        description="folder of the job logs (`gpuwarden worker run --logs`), for captures; default: the container's "
+        "log",
     )
 
     @model_validator(mode="after")

@@ -18,7 +18,7 @@ _ALERT: Final = {
     "required": ["status", "labels", "startsAt", "fingerprint"],
     "properties": {
         "status": {"enum": ["firing", "resolved"]},
-        "labels": _TEXTS | {"description": "`host` and `remedy` are required; see docs/running.md"},
+        "labels": _TEXTS | {"description": "`host` and `remedy` are required; see docs/reference/formats.md"},
         "annotations": _TEXTS,
         "startsAt": {"type": "string", "maxLength": 64},
         "fingerprint": {"type": "string", "minLength": 1, "maxLength": 64},

@@ -39,19 +39,46 @@ def test_outdated_page_is_named(page: str, lag: str, tmp_path: Path, capsys: pyt
     assert (tmp_path / page).read_text() == whole
 
 
-def test_every_published_series_has_a_row_and_every_row_a_series() -> None:
+def rows(columns: int) -> dict[str, list[str]]:
+    """Rows of the tables with so many columns, by metric: those with meanings have 5, those with sources 3."""
+    found = [re.split(r"(?<!\\)\|", line)[1:-1] for line in reference.metrics_page().splitlines() if line[:3] == "| `"]
+    assert {len(cells) for cells in found} == {3, 5}
+    wanted = [[cell.strip() for cell in cells] for cells in found if len(cells) == columns]
+    assert len({cells[0] for cells in wanted}) == len(wanted)
+    return {cells[0].strip("`"): cells for cells in wanted}
+
+
+def test_every_published_series_has_its_rows_and_every_row_a_series() -> None:
     published = {
         sample.name for family in text_string_to_metric_families(golden.PATH.read_text()) for sample in family.samples
     }
-    rows = {line.split("`")[1] for line in reference.metrics_page().splitlines() if line.startswith("| `")}
 
-    assert published == rows
+    assert published == rows(5).keys() == rows(3).keys()
+
+
+def test_texts_of_metrics_are_short() -> None:
+    assert [name for name, cells in rows(5).items() if len(cells[-1].split()) > 25] == []
+    assert [name for name, cells in rows(3).items() if len(cells[-1].split()) > 40] == []
+
+
+def test_texts_of_settings_are_short() -> None:
+    texts = {name: str(field.description) for name, field in Settings.model_fields.items()}
+
+    assert [name for name, text in texts.items() if len(text.split()) > 20] == []
+
+
+def test_metric_without_a_heading_is_refused() -> None:
+    family = gauge("gpuwarden_other", "", (), (), source="here", absent="never")
+
+    with (
+        patch.object(reference, "COLLECTORS", {"gpus": lambda _: [family]}),
+        pytest.raises(ValueError, match="gpuwarden_other is under no heading"),
+    ):
+        reference.metrics_page()
 
 
 def test_every_series_has_its_source_on_the_page_and_not_in_the_scrape() -> None:
-    sources = {
-        line.split("`")[1]: line.split(" | ")[5] for line in reference.metrics_page().splitlines() if "| `" in line[:3]
-    }
+    sources = {name: cells[1] for name, cells in rows(3).items()}
 
     assert sources.keys() == reference.absent().keys()
     assert all(re.search("[a-z]{2}", source) for source in sources.values())

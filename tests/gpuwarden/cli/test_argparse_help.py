@@ -40,4 +40,4 @@ def test_help_shows_values_and_defaults(capfd: pytest.CaptureFixture[str], monke
     assert re.search(r"--port N .*\(default: 29835\)\n", says)
     assert re.search(r"--node-name TEXT .*; required with --pods api\n", says)
     assert re.search(r"--systemd-unit TEXT,\.\.\.\s+.*; each counts as one container\n", says)
-    assert re.search(r"--task-dir PATH,\.\.\.\s+.*\(docs/tasks\.md\)\n", says)
+    assert re.search(r"--task-dir PATH,\.\.\.\s+.*\(docs/reference/formats\.md\)\n", says)

@@ -65,7 +65,7 @@ def test_missing_package_names_its_extra(
     (tmp_path / "exporting").mkdir()
     (tmp_path / "exporting" / "main.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(cli, "_commands", lambda: {"exporter": "exporting.main:command"})
+    monkeypatch.setattr(cli, "commands", lambda: {"exporter": "exporting.main:command"})
 
     code, _, err = run(capsys, "exporter")
 
@@ -87,7 +87,7 @@ def test_own_commands_need_extra_worker(capsys: pytest.CaptureFixture[str], monk
 
 
 def test_library_does_not_import_the_programs_that_register_commands() -> None:
-    look = "import sys; from gpuwarden.cli.main import _commands; print(sorted(_commands()))\n"
+    look = "import sys; from gpuwarden.cli.main import commands; print(sorted(commands()))\n"
     look += "assert not {'exporter', 'remediator', 'sqlalchemy'} & set(sys.modules)"
 
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
@@ -108,7 +108,7 @@ def test_failed_command_prints_one_line_and_exits_with_its_code(
     def command(_arguments: list[str]) -> int:
         raise raised
 
-    monkeypatch.setattr(cli, "_load", lambda _target: command)
+    monkeypatch.setattr(cli, "load", lambda _target: command)
 
     assert run(capsys, "job") == (code, "", says)
 
@@ -117,7 +117,7 @@ def test_unexpected_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None
     def command(_arguments: list[str]) -> int:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(cli, "_load", lambda _target: command)
+    monkeypatch.setattr(cli, "load", lambda _target: command)
 
     with pytest.raises(ZeroDivisionError):
         main(["job"])

@@ -1,5 +1,6 @@
 """Settings: descriptions with units, options, environment variables, and the generated page."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from pydantic_settings import BaseSettings, CliApp
 
 from remediator import reference
 from remediator.main import command
+from remediator.plan import Outcome
+from remediator.reasons import Reason
 from remediator.settings.settings import ExecuteSettings, ServeSettings
 
 BOTH: list[type[BaseSettings]] = [ServeSettings, ExecuteSettings]
@@ -130,6 +133,20 @@ def test_page_names_every_setting_with_its_default() -> None:
     assert "| `--interval-s` | `GPUWARDEN_REMEDIATOR_INTERVAL_S` | `1.0` | " in page
     assert "| `--processes` | `GPUWARDEN_REMEDIATOR_PROCESSES` | none | " in page
     assert "| `--queue-db` | `GPUWARDEN_REMEDIATOR_QUEUE_DB` | " in page
+
+
+def test_texts_of_settings_are_short() -> None:
+    texts = {name: str(settings.model_fields[name].description) for settings, name in FIELDS}
+
+    assert [name for name, text in texts.items() if len(text.split()) > 20] == []
+
+
+def test_page_of_reasons_has_every_reason_and_outcome() -> None:
+    found = re.findall(r"^\| `(\w+)` \| (.+) \| (.+) \|$", reference.reasons_page(), re.MULTILINE)
+
+    assert [word for word, _, _ in found] == [*Outcome, *Reason]
+    assert [word for word, text, advice in found if len(f"{text} {advice}".split()) > 25] == []
+    assert {word for word, _, advice in found if not advice.endswith(".")} == set()
 
 
 def test_outdated_page_is_detected_and_rewritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,1 @@
+"""The reference pages that need all programs: commands, alerts and the HTTP API."""
