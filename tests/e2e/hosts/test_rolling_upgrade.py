@@ -242,7 +242,7 @@ def version(tree: Path) -> Iterator[None]:
 
 
 def upgrade_host(place: Stage, tree: Path, upgrade: Upgrade) -> None:
-    """Upgrade as in docs/postgresql.md: stop the programs of the host, install the newer version, start them."""
+    """Upgrade as in docs/how-to/several-hosts.md: stop the host's programs, install the newer version, start them."""
     for part in ("execute", "serve", "exporter"):
         place.chain.stop(part)
     commands = place.chain.plan.processes
