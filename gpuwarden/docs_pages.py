@@ -55,7 +55,7 @@ def unit_of(series: str, meaning: str) -> str:
     word = series.removesuffix("_total").rpartition("_")[2]
     if word in _UNITS:
         return _UNITS[word]
-    if "always 1" in meaning or meaning.startswith("1 for "):
+    if "always 1" in meaning or (meaning.startswith("1 for ") and not re.search(r"\b0\b", meaning)):
         return "1"
     return "1 or 0" if meaning.startswith("1 ") else "count"
 
