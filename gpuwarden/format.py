@@ -7,8 +7,11 @@ import os
 import re
 import socket
 import time
+import traceback
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, NoReturn
+
+from gpuwarden.errors import WorkerStopping
 
 _NO_DEFAULT: Final = re.compile(r" \(default: (None|\(\)|)\)$")
 
@@ -123,6 +126,31 @@ def operator_name() -> str:
         except (KeyError, OSError):  # an account without a name, as in a container
             user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}"
+
+
+def text_of(value: object) -> str:
+    """`str(value)` of foreign code, which may raise anything."""
+    try:
+        return str(value)
+    except WorkerStopping:
+        raise
+    except BaseException as error:  # noqa: BLE001 - foreign code
+        return f"the text of this {type(value).__name__} cannot be read: {type(error).__name__}"
+
+
+def error_text(error: BaseException) -> str:
+    """Type and text of an exception, to store."""
+    return storable(f"{type(error).__name__}: {text_of(error)}")
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback of an exception of foreign code, for a log."""
+    try:
+        return "".join(traceback.format_exception(error)).rstrip("\n")
+    except WorkerStopping:
+        raise
+    except BaseException:  # noqa: BLE001 - such as a SyntaxError with odd attributes
+        return error_text(error)
 
 
 def storable(text: str, *, length_max: int = 500) -> str:

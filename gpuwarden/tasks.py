@@ -31,9 +31,9 @@ import structlog
 
 from gpuwarden.db.engine import NoAnswerError
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import storable
+from gpuwarden.format import error_text, trace_of
 from gpuwarden.job import FINAL, LEASE_S, ItemState, JobClass, JobId, Phase, State
-from gpuwarden.queue import PRIORITY, Item, Job, JobStore, Result, ResultError, Submission, check_result
+from gpuwarden.queue import PRIORITY, Item, Job, JobStore, Result, Submission, keep_result
 from gpuwarden.queue.open import default_store
 from gpuwarden.reporter import Reporter
 
@@ -83,15 +83,14 @@ class TakenItem:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
         if error is not None and not isinstance(error, Exception):
-            return False  # the worker stops: the item goes back
+            return False  # the worker stops, or the job fails: the item goes back
         if error is None:
-            try:
-                check_result(self.result)
-            except ResultError as wrong:
-                error = wrong
-        if error is not None:
-            self.failed = storable(f"{type(error).__name__}: {error}")
-            log.error("item failed", item=self.name, reason=self.failed, exc_info=error)
+            self.result, lost = keep_result(self.result)
+            if lost is not None:
+                log.warning("result kept in part", item=self.name, reason=lost)
+        else:
+            self.failed = error_text(error)
+            log.error("item failed", item=self.name, reason=self.failed, exception=trace_of(error))
         if not self._settle(self.name, self.result, self.failed):
             raise TaskError(f"item {self.name!r} no longer belongs to this attempt")
         return True

@@ -25,9 +25,9 @@ from gpuwarden.queue.models import (
     SubmissionError,
     UnknownJobError,
     WorkerRow,
-    check_result,
     is_gpu,
 )
+from gpuwarden.queue.results import keep_result
 from gpuwarden.queue.store import JobStore
 
 __all__ = [
@@ -52,6 +52,6 @@ __all__ = [
     "SubmissionError",
     "UnknownJobError",
     "WorkerRow",
-    "check_result",
     "is_gpu",
+    "keep_result",
 ]

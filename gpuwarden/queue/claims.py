@@ -154,10 +154,20 @@ class Claims(QueueBase):
         with reading(self._engine) as connection:
             return connection.scalar(*_owned_job(job_id=job_id, attempt=attempt, incarnation=incarnation)) is not None
 
-    def complete(self, job_id: int, *, attempt: int, incarnation: str, now: float, result: Result = None) -> bool:
+    def complete(
+        self,
+        job_id: int,
+        *,
+        attempt: int,
+        incarnation: str,
+        now: float,
+        result: Result = None,
+        reason: str | None = None,
+    ) -> bool:
         """Complete the job; False, with nothing written, if this attempt no longer owns the job.
 
-        The jobs of a gang complete together, when the last rank finishes. `result` is stored with the job.
+        The jobs of a gang complete together, when the last rank finishes. `result` is stored with the job, as is
+        `reason`, a warning about it.
 
         Raises:
             ResultError: the result is not JSON, or is too long.
@@ -167,7 +177,9 @@ class Claims(QueueBase):
         with writing(self._engine) as connection:
             run_id = runs.lock_run_of(connection, job_id)
             gang = None if run_id is None else connection.scalar(*_gang_of(job_id=job_id))
-            done = (_complete if gang is None else _finish)(**claim, now=now, result=result)
+            done = (_complete if gang is None else _finish)(
+                **claim, now=now, result=result, **({} if reason is None else {"reason": reason})
+            )
             if connection.execute(*done).rowcount != 1 and not (
                 sql.recover_lost(connection, job_id, attempt, incarnation, now)
                 and connection.execute(*done).rowcount == 1
@@ -270,13 +282,16 @@ def _owned_job(**params: ColumnElement[Any]) -> Executable:
 
 @Prepared
 def _complete(**params: ColumnElement[Any]) -> Executable:
-    ended = {"ended_at": params["now"], "result": params["result"], **sql.UNCLAIMED}
-    return sql.transition(Move.COMPLETE, _is_held(params), **ended)
+    return sql.transition(Move.COMPLETE, _is_held(params), ended_at=params["now"], **_left_by(params))
 
 
 @Prepared
 def _finish(**params: ColumnElement[Any]) -> Executable:
-    return sql.transition(Move.FINISH, _is_held(params), result=params["result"], **sql.UNCLAIMED)
+    return sql.transition(Move.FINISH, _is_held(params), **_left_by(params))
+
+
+def _left_by(params: _Params) -> dict[str, Any]:
+    return {name: params[name] for name in ("result", "reason") if name in params} | sql.UNCLAIMED
 
 
 @Prepared

@@ -15,10 +15,10 @@ from typing import Final
 import structlog
 
 from gpuwarden import logs
-from gpuwarden.errors import GpuwardenError
+from gpuwarden.errors import GpuwardenError, WorkerStopping
 from gpuwarden.fields import made_from
 from gpuwarden.files import atomic_write
-from gpuwarden.format import Help, Parser
+from gpuwarden.format import Help, Parser, error_text
 from gpuwarden.job import EXIT_DISOWNED, FRESH_S, HEARTBEAT_S, LEASE_S, Condition
 from gpuwarden.queue import DrainedError, JobStore, ReplacedError, is_gpu
 from gpuwarden.queue.open import default_store
@@ -26,7 +26,7 @@ from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key, state_directory
 from gpuwarden.tasks import Queue
 from gpuwarden.worker import job_logs
 from gpuwarden.worker.settings import Settings
-from gpuwarden.worker.worker import Body, DisownedError, Stop, Worker, WorkerStopping, answer
+from gpuwarden.worker.worker import Body, DisownedError, Stop, Worker, answer
 
 HEARTBEATS_PER_LEASE: Final = 3
 """Least heartbeats per lease, so that one renewal may fail."""
@@ -215,11 +215,9 @@ def find_body(target: str) -> Body:
         ) from None
     except SyntaxError as error:
         raise BodyError(f"cannot import {module!r}: {error.msg} in {error.filename}, line {error.lineno}") from None
-    except Exception as error:
+    except BaseException as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
-        raise BodyError(
-            f"cannot import {module!r}: {type(error).__name__}: {error}, in {at.filename}, line {at.lineno}"
-        ) from error
+        raise BodyError(f"cannot import {module!r}: {error_text(error)}, in {at.filename}, line {at.lineno}") from error
     if not callable(body):
         raise BodyError(f"{target!r} is {type(body).__name__}, not a function that loads a job and returns its work")
     return body

@@ -12,10 +12,10 @@ import structlog
 
 from gpuwarden.db.changes import Changes
 from gpuwarden.db.engine import BUSY_TIMEOUT_S, DatabaseError, NoAnswerError
-from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import storable
+from gpuwarden.errors import GpuwardenError, WorkerStopping
+from gpuwarden.format import error_text, trace_of
 from gpuwarden.job import JobId, Phase, State
-from gpuwarden.queue import Job, JobStore, ReplacedError, Result, check_result
+from gpuwarden.queue import Job, JobStore, ReplacedError, Result, keep_result
 from gpuwarden.reporter import Reporter
 from gpuwarden.state_file import TEXT_MAX
 from gpuwarden.worker import job_logs, lease
@@ -37,10 +37,6 @@ RETRY_S: Final = 1.0
 
 
 log: Final = structlog.get_logger("worker")
-
-
-class WorkerStopping(BaseException):
-    """SIGTERM or SIGINT: release the job and end."""
 
 
 class DisownedError(GpuwardenError):
@@ -172,7 +168,7 @@ class Worker:
 
     def _loaded(self) -> str | None:
         """The handler's loaded model. Foreign code, called from the lease thread."""
-        with suppress(Exception):
+        with suppress(BaseException):
             name = getattr(self._body, "loaded_model", None)
             return name if isinstance(name, str) else None
         return None
@@ -254,14 +250,19 @@ class Worker:
                 self._reporter.ready()
                 bound.info("job ready")
                 result = work()
-                check_result(result)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             if self._stop.requested:
-                raise WorkerStopping from error  # the handler turned the stop into its own error
-            reason = storable(f"{type(error).__name__}: {error}")
-            bound.error("job failed", reason=reason, exc_info=True)
-            return _Outcome(failed=reason)
-        return _Outcome(result=result)
+                raise WorkerStopping from error  # or the handler turned the stop into its own error
+            if isinstance(error, SystemExit) and error.code in (None, 0):
+                result = None
+            else:
+                reason = error_text(error)
+                bound.error("job failed", reason=reason, exception=trace_of(error))
+                return _Outcome(failed=reason)
+        kept, lost = keep_result(result)
+        if lost is not None:
+            bound.warning("result kept in part", reason=lost)
+        return _Outcome(result=kept, lost=lost)
 
     def _settle(self, job: Job, outcome: "_Outcome", bound: structlog.typing.FilteringBoundLogger) -> bool:
         """Write the result, with retries for up to a lease; False if the job was lost."""
@@ -277,6 +278,7 @@ class Worker:
                         incarnation=incarnation,
                         now=self._store.now(),
                         result=outcome.result,
+                        reason=None if outcome.lost is None else f"result kept in part: {outcome.lost}",
                     )
                 else:
                     accepted = self._store.claims.fail_by_worker(
@@ -311,10 +313,11 @@ class Worker:
 
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
-    """The result of an attempt, or why it failed."""
+    """The result of an attempt, or why it failed. `lost`: why the result is only a part."""
 
     failed: str | None = None
     result: Result = None
+    lost: str | None = None
 
 
 def answer(ask: Callable[[], T], *, worker: str, stop: Stop, reporter: Reporter) -> T:

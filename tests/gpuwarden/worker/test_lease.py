@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from gpuwarden.db.engine import DatabaseError, NoAnswerError
+from gpuwarden.errors import WorkerStopping
 from gpuwarden.job import Condition, State
 from gpuwarden.queue import Job, JobStore
 from gpuwarden.reporter import Reporter
 from gpuwarden.worker import lease as lease_module
 from gpuwarden.worker import worker as worker_module
-from gpuwarden.worker.worker import DisownedError, Stop, WorkerStopping
+from gpuwarden.worker.worker import DisownedError, Stop
 from tests.gpuwarden.worker.builders import nothing_to_do, run_worker, submit
 
 

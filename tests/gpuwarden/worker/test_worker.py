@@ -1,7 +1,9 @@
 """A worker in this process: registration, the job file, gangs and GPUs."""
 
+import asyncio
 import json
 import re
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden import state_file
+from gpuwarden import logs, state_file
 from gpuwarden.db.engine import DatabaseError, NoAnswerError
 from gpuwarden.job import JobId, State
 from gpuwarden.queue import Job, JobStore, ReplacedError, Submission
@@ -224,3 +226,84 @@ def test_failure_with_invalid_characters_is_stored_readably(store: JobStore, rep
     run_worker(store, reporter, body)
 
     assert store.job(job_id).reason == "RuntimeError: a\\x00b\\udcff"
+
+
+ODD: Any = ("odd", (1, 2, 3, 4))
+"""Attributes of a SyntaxError of which Python writes no traceback."""
+
+
+class Panic(BaseException):
+    """As PyO3 turns a Rust panic into."""
+
+
+class TextlessError(Exception):
+    def __str__(self) -> str:
+        raise Panic
+
+
+@pytest.mark.parametrize("where", ["load", "work"])
+@pytest.mark.parametrize(
+    ("raised", "reason"),
+    [
+        pytest.param(Panic("index out of bounds"), "Panic: index out of bounds", id="Rust panic"),
+        pytest.param(asyncio.CancelledError("timeout"), "CancelledError: timeout", id="cancelled"),
+        pytest.param(KeyboardInterrupt(), "KeyboardInterrupt: ", id="interrupt"),
+        pytest.param(GeneratorExit(), "GeneratorExit: ", id="generator"),
+        pytest.param(SystemExit("no data"), "SystemExit: no data", id="exit with a text"),
+        pytest.param(SystemExit(3), "SystemExit: 3", id="exit with a code"),
+        pytest.param(SyntaxError(*ODD), "SyntaxError: odd (line 2)", id="no traceback"),
+        pytest.param(
+            TextlessError(), "TextlessError: the text of this TextlessError cannot be read: Panic", id="no text"
+        ),
+    ],
+)
+def test_whatever_a_job_raises_fails_only_this_job(
+    store: JobStore, reporter: Reporter, raised: BaseException, reason: str, where: str
+) -> None:
+    first, second = submit(store, bad=True), submit(store)
+
+    def fail() -> None:
+        raise raised
+
+    def body(job: Job, _report: Reporter) -> Callable[[], None]:
+        if job.payload and where == "load":
+            fail()
+        return fail if job.payload else lambda: None
+
+    run_worker(store, reporter, body, jobs_max=2)
+
+    assert [(store.job(each).state, store.job(each).reason) for each in (first, second)] == [
+        (State.FAILED, reason),
+        (State.COMPLETED, None),
+    ]
+
+
+@pytest.mark.parametrize("code", [0, None])
+def test_job_that_exits_with_0_completes(store: JobStore, reporter: Reporter, code: int | None) -> None:
+    job_id = submit(store)
+
+    run_worker(store, reporter, lambda *_: lambda: sys.exit(code))
+
+    assert (store.job(job_id).state, store.job(job_id).result) == (State.COMPLETED, None)
+
+
+def test_result_that_is_no_json_is_kept_in_part(
+    store: JobStore, reporter: Reporter, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job_id = submit(store)
+    logs.configure()
+
+    run_worker(store, reporter, lambda *_: lambda: {"loss": float("nan"), "picture": Path("/data/cat.png")})
+
+    job = store.job(job_id)
+    assert (job.state, job.result) == (State.COMPLETED, {"loss": None, "picture": "/data/cat.png"})
+    assert str(job.reason).startswith("result kept in part: a job's result is not JSON: ")
+    assert "result kept in part" in capfd.readouterr().err
+
+
+def test_handler_whose_import_exits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "exiting_handler.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    with pytest.raises(BodyError, match="cannot import 'exiting_handler': SystemExit: 0, in "):
+        find_body("exiting_handler:load")
