@@ -105,14 +105,9 @@ class WorkerWatch:
     def _measure_cpu_idle(
         self, found: WorkerReadings | None, by_id: Mapping[str, Container], now_s: float
     ) -> dict[int, float]:
-        """Seconds without CPU time and waits for storage, by pid of each live worker."""
+        """Seconds without CPU time and waits in the kernel, by pid of each live worker."""
         histories: dict[tuple[int, int], CpuIdleTracker] = {}
         workers_found = () if found is None else found.workers
-        stores = {
-            each.pid
-            for each in workers_found
-            if each.job is not None and each.job.phase in container_history.STORAGE_PHASES
-        }
         still_s: dict[int, float] = {}
         for sighting in workers_found:
             pid = sighting.pid
@@ -133,7 +128,7 @@ class WorkerWatch:
                 continue
             process = (pid, use.start_ticks)
             histories[process] = self._cpu_histories.get(process) or CpuIdleTracker(self._thresholds)
-            still_s[pid] = histories[process].observe(use, now_s=now_s, stores=pid in stores)
+            still_s[pid] = histories[process].observe(use, now_s=now_s)
         # Processes that were not read restart, as after a gap.
         self._cpu_histories = histories
         return still_s

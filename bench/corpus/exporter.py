@@ -256,8 +256,7 @@ class Exporter:
                 use = CpuUse(
                     start_ticks=life.lives, used_ticks=life.ticks, uninterruptible=life.doing.waits_for_storage
                 )
-                stores = life.files.job is not None and life.files.job.phase in container_history.STORAGE_PHASES
-                cpu_idle_s[life.pid] = history.observe(use, now_s=now.boottime_s, stores=stores)
+                cpu_idle_s[life.pid] = history.observe(use, now_s=now.boottime_s)
             else:
                 death = self._deaths.setdefault(life.program.name, DeathTracker(self._thresholds))
                 dead_s[life.program.name] = death.observe(

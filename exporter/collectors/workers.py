@@ -81,7 +81,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "Time for which the worker's process has used no CPU time in any thread.",
         _SLOT,
         ((key, or_nan(snapshot.cpu_still_of(reading))) for key, reading in keyed),
-        source="`/proc/PID/stat`, compared at each sample; restarts in state D in `load`, `save` or `checkpoint`",
+        source="`/proc/PID/stat`, compared at each sample; restarts in state D",
         absent=(
             "as `gpuwarden_worker_info`; NaN while its lock is not held, its process cannot be read, or it is paused"
         ),

@@ -15,7 +15,6 @@ from exporter.model.container import Container, ContainerEvidence, GpuShare, Ram
 from exporter.model.gpu import GpuReadings
 from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown
-from gpuwarden.job import Phase
 
 PAUSES_MAX: Final = 64
 """Pauses remembered per container."""
@@ -32,10 +31,6 @@ def stopped_container_evidence(container: Container) -> ContainerEvidence:
         container=container, shares=(), gpus=(), gpu_idle_s=None, gpu_unknown=down, busy_s={},
         ram=RamUse(usage_bytes=None), ram_idle_s=None, ram_unknown=down, work_unknown=down,
     )  # fmt: skip
-
-
-STORAGE_PHASES: Final = frozenset({Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT})
-"""Phases that may wait for storage."""
 
 
 class RamTracker:

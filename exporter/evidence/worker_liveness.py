@@ -71,13 +71,10 @@ class CpuIdleTracker:
         self._since_s = 0.0
         self._used_ticks = 0
 
-    def observe(self, use: CpuUse, *, now_s: float, stores: bool = False) -> float:
-        """Add one sample; returns seconds without CPU time.
-
-        Waits for storage do not count if the job `stores`: closing a file on NFS may hold the interpreter lock.
-        """
+    def observe(self, use: CpuUse, *, now_s: float) -> float:
+        """Add one sample; returns seconds. A kill has no effect in the kernel, where NFS may hold Python's lock."""
         unbroken = self._last_s is not None and 0 <= now_s - self._last_s <= self._gap_max_s
-        if not unbroken or use.used_ticks != self._used_ticks or (stores and use.uninterruptible):
+        if not unbroken or use.used_ticks != self._used_ticks or use.uninterruptible:
             self._since_s = now_s
         self._last_s = now_s
         self._used_ticks = use.used_ticks

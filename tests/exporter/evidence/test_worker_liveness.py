@@ -142,20 +142,19 @@ def test_process_without_cpu_time_is_idle(samples: list[tuple[float, int]], idle
 
 
 @pytest.mark.parametrize(
-    ("stores", "uninterruptible", "idle_s"),
+    ("uninterruptible", "idle_s"),
     [
-        pytest.param(True, True, 0.0, id="waits in the kernel while its job saves"),
-        pytest.param(True, False, 2.0, id="sleeps or is stopped"),
-        pytest.param(False, True, 2.0, id="waits in the kernel in a step"),
+        pytest.param(True, 0.0, id="waits in the kernel"),
+        pytest.param(False, 2.0, id="sleeps or is stopped"),
     ],
 )
-def test_storage_wait_is_not_idle_in_load_and_save(stores: bool, uninterruptible: bool, idle_s: float) -> None:
+def test_wait_in_the_kernel_is_not_idle(uninterruptible: bool, idle_s: float) -> None:
     history, use = CpuIdleTracker(THRESHOLDS), CpuUse(start_ticks=5, used_ticks=7, uninterruptible=uninterruptible)
     for now_s in (1000.0, 1001.0, 1002.0):
-        found = history.observe(use, now_s=now_s, stores=stores)
+        found = history.observe(use, now_s=now_s)
 
     assert found == idle_s
-    assert history.observe(replace(use, uninterruptible=False), now_s=1003.0, stores=stores) == idle_s + 1.0
+    assert history.observe(replace(use, uninterruptible=False), now_s=1003.0) == idle_s + 1.0
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.5, 1.0, 1.0, 5.0, 5.25, 600.0]), st.integers(0, 1)), min_size=1))
