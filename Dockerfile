@@ -1,4 +1,4 @@
-# The image of exporter and remediator; docs/image.md says how each is run, and how it is built without a registry.
+# The image of exporter and remediator; docs/how-to/install.md shows how to run it.
 # BASE needs Python 3.11 or later with pip, and sh, grep and cp. Only what the classic builder knows is used.
 ARG BASE=python:3.11-slim
 

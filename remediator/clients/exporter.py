@@ -39,7 +39,7 @@ class WorkerUnseenError(ExporterError):
 
 @dataclass(frozen=True, kw_only=True)
 class ExporterAuth:
-    """TLS and authentication for an exporter with a web configuration (docs/exporter-web.md). Files are PEM.
+    """TLS and authentication for an exporter with a web configuration (docs/how-to/secure.md). Files are PEM.
 
     Args:
         ca_file: trusted authorities; `None` for the system's.

@@ -49,7 +49,7 @@ def docker_client(engine: Engine) -> Iterator[docker.DockerClient]:
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The build context with a wheel of every package, as in docs/image.md."""
+    """The build context with a wheel of every package, as in docs/how-to/install.md."""
     folder = tmp_path_factory.mktemp("context")
     for name in ("Dockerfile", ".dockerignore", "requirements.lock"):
         shutil.copy(CHECKOUT / name, folder)
@@ -178,7 +178,7 @@ def healthy(container: Container) -> None:
 
 
 def give(path: Path, *, mode: int) -> None:
-    """Give a path to the image's user, as in docs/image.md, or without root to every user."""
+    """Give a path to the image's user, as in docs/how-to/install.md, or without root to every user."""
     if os.geteuid() == 0:
         os.chown(path, 65532, 65532)
         path.chmod(mode)
