@@ -45,7 +45,6 @@ REFUSED: Final = frozenset({
 
 LATER: Final = frozenset(
     {
-        "",
         "docs",
     }
 )
