@@ -285,10 +285,9 @@ def frozen(pid: int, container: str, *, proc: Path = procfs.PROC, root: Path = R
 
 def place(pid: int, container: str, *, proc: Path = procfs.PROC, root: Path = ROOT) -> Place:
     """The groups of a container. They never change."""
-    return Place(
-        group=directory(pid, container, proc=proc, root=root),
-        memory=memory_directory(pid, container, proc=proc, root=root),
-    )
+    group = directory(pid, container, proc=proc, root=root)
+    memory = memory_directory(pid, container, proc=proc, root=root)
+    return at(group) if group is not None and memory is None else Place(group=group, memory=memory)
 
 
 def at(group: Path) -> Place:
@@ -298,13 +297,15 @@ def at(group: Path) -> Place:
 
 
 def directory(pid: int, container: str, *, proc: Path = procfs.PROC, root: Path = ROOT) -> Path | None:
-    """The group that lists a container's processes.
+    """The group that lists a container's processes; none of a zombie.
 
     Prefer the memory group: on hybrid hosts the unified group may be the daemon's.
 
     Raises:
         OSError: the process ended.
     """
+    if procfs.is_zombie(pid, proc=proc):
+        return containers(root).get(container)
     accounted = memory_directory(pid, container, proc=proc, root=root)
     if accounted is not None and (accounted / "cgroup.procs").exists():
         return accounted

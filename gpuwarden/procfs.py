@@ -92,6 +92,14 @@ def has_ended(stat: Sequence[str]) -> bool:
     return stat[0] in ("Z", "X") and all(int(threads) <= 1 for threads in stat[17:18])
 
 
+def is_zombie(pid: int, *, proc: Path = PROC) -> bool:
+    """Whether a process is a zombie; false if unknown."""
+    try:
+        return has_ended(stat(pid, proc=proc))
+    except OSError:
+        return False
+
+
 def read(path: str, *, folder: int | None = None) -> bytes:
     """Read a kernel file, at half the cost of `Path.read_bytes`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)

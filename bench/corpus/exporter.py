@@ -85,12 +85,7 @@ class Containers:
     ) -> ContainerEvidence:
         inside = [each for each in self._lives if each.program.container == container.name and each.runs]
         checks = {pid: work for each in inside for pid, work in each.health_checks(second).items()}
-        pids_of_lives = frozenset(pid for each in inside for pid in each.origins)
-        unreaped = any(
-            each.doing.process is Process.UNREAPED and each.program.container == container.name for each in self._lives
-        )
-        # The pids of a running container without a visible process are unknown.
-        pids = None if unreaped and not inside else pids_of_lives | checks.keys()
+        pids = frozenset(pid for each in inside for pid in each.origins) | checks.keys()
         unread = {what for each in inside for what in each.doing.unread}
         ram = RamUse(usage_bytes=int(sum(each.ram_now_mib(second) for each in inside) * MIB))
         if "ram" in unread:

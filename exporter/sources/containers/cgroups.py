@@ -82,6 +82,8 @@ class ContainerCgroups:
         ram = _ram(memory)
         if found and place.group is not None and len(self._files) < self._open_max:
             self._files[container.incarnation] = _CgroupFiles(group=cgroup.Group(place.group), memory=memory)
+        if not found and place.group is not None and procfs.is_zombie(container.pid, proc=self._proc):
+            return frozenset(), ram
         return found or None, ram
 
     def _place(self, container: Container) -> cgroup.Place:

@@ -1,6 +1,8 @@
 """The container actuator on real Docker and Podman: stop, start, missing containers and a missing engine."""
 
 import gc
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -9,11 +11,13 @@ from typing import Any
 import docker
 import pytest
 
-from gpuwarden import cgroup
+from exporter.sources.containers.cgroups import ContainerCgroups
+from gpuwarden import cgroup, procfs
 from remediator.actuators import ENGINES, ActuatorError
 from remediator.actuators.docker import LABEL, DockerActuator
 from testbed.docker_engine import Engine, NoEngine, docker_engine, podman_engine
 from testbed.worker_image import worker_image
+from tests.exporter import builders as build
 from tests.waiting import eventually
 
 PATIENT = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print('ready', flush=True); signal.pause()"
@@ -60,6 +64,30 @@ def run(engine: Engine) -> Iterator[Callable[..., str]]:
     for container in started:
         container.remove(force=True)
     client.close()
+
+
+def test_container_whose_only_process_is_a_zombie_runs_without_a_process(
+    engine: Engine, run: Callable[..., str]
+) -> None:
+    actuator = DockerActuator(engine.base_url, kind=engine.kind)
+    handle = run(gpuwarden_managed="true")
+    before = actuator.look(handle)
+    assert before is not None
+    (pid,) = before.pids
+    parent = int(procfs.stat(pid)[1])
+    os.kill(parent, signal.SIGSTOP)  # the engine's own process for the container, which does not reap now
+    try:
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: procfs.is_zombie(pid), "it is a zombie")
+
+        found = actuator.look(handle)
+        seen = ContainerCgroups().read(build.container(id=handle, incarnation=f"{handle}@1", pid=pid))
+    finally:
+        os.kill(parent, signal.SIGCONT)
+
+    assert found is not None
+    assert (found.running, found.incarnation, found.pids) == (True, before.incarnation, frozenset())
+    assert (seen[0], seen[1].unknown) == (frozenset(), None)
 
 
 def test_restart_keeps_the_handle_and_changes_the_incarnation(engine: Engine, run: Callable[..., str]) -> None:

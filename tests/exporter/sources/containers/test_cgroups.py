@@ -66,6 +66,14 @@ class Host:
         shutil.rmtree(self.proc / str(pid))
         self._list(place)
 
+    def make_zombie(self, pid: int) -> None:
+        """End a process that is not reaped. Version 1 shows it in the root group."""
+        place = self.top / self.where.pop(pid)
+        if not self.version_2:
+            (self.proc / str(pid) / "cgroup").write_text(self.line.format("") + "\n")
+        (self.proc / str(pid) / "stat").write_text(f"{pid} (x) Z" + " 0" * 18 + " 77 0 0\n")
+        self._list(place)
+
     def remove(self, group: str) -> None:
         """End all processes of a group and remove it."""
         for pid in [pid for pid, where in self.where.items() if where == group]:
@@ -216,6 +224,28 @@ def test_first_process_of_a_container_may_end_first(host: Host) -> None:
     host.end(41)
 
     assert processes_in(places, container()) == {42}
+
+
+@pytest.mark.parametrize("seen_before", [True, False])
+def test_container_whose_only_process_is_a_zombie_has_no_live_process(host: Host, seen_before: bool) -> None:
+    host.process(41, scope())
+    places = host.places()
+    if seen_before:
+        places.read(container())
+    host.make_zombie(41)
+
+    found = [places.read(container()) for _ in range(2)]
+
+    assert [(pids, ram.usage_bytes) for pids, ram in found] == [(frozenset(), 1000)] * 2
+
+
+def test_empty_group_of_a_live_process_is_unknown(host: Host) -> None:
+    host.process(41, scope())
+    places = host.places()
+    places.read(container())
+    (host.top / scope() / "cgroup.procs").write_text("")
+
+    assert processes_in(places, container()) is None
 
 
 def test_reused_pid_does_not_locate_a_container(host: Host) -> None:
