@@ -195,6 +195,13 @@ class Settings(BaseSettings):
     save_timeout_s: float = Field(
         default=PhaseTimeouts.save_s, ge=0, le=86400, description="as --load-timeout-s, in the phase save, seconds"
     )
+    busy_timeout_s: float = Field(
+        default=PhaseTimeouts.busy_s,
+        ge=0,
+        le=86400,
+        description="heavy I/O or computing is activity for this time without a step, seconds; the job may set it; "
+        "0: off",
+    )
     stuck_min_s: float = Field(
         default=PhaseTimeouts.stuck_min_s,
         gt=0,
@@ -287,6 +294,7 @@ class Settings(BaseSettings):
                 eval_s=self.eval_timeout_s,
                 checkpoint_s=self.checkpoint_timeout_s,
                 save_s=self.save_timeout_s,
+                busy_s=self.busy_timeout_s,
                 stuck_min_s=self.stuck_min_s,
                 stuck_factor=self.stuck_factor,
             ),

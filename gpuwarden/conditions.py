@@ -3,7 +3,9 @@
 Ages and limits are seconds. `None` is unknown and meets no condition. A limit of 0 turns it off.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final
 
 from gpuwarden.job import Phase
@@ -18,6 +20,7 @@ class Sign(StrEnum):
     RAM = "RAM"
     IO = "I/O"
     WORK = "work"
+    HEAVY_WORK = "heavy work"
 
 
 _WORK_COUNTS: Final = frozenset(phase for phase in Phase if phase.counts_work)
@@ -43,21 +46,34 @@ def activity(
     gpu_s: float | None,
     ram_idle_s: float | None,
     work_idle_s: float | None,
-    io_counts: bool = False,
-    io_idle_s: float | None = None,
+    heavy_work_idle_s: float | None,
+    busy_timeout_s: float | None,
+    more: Mapping[Sign, float | None] = MappingProxyType({}),
 ) -> dict[Sign, float | None]:
     """Time without each kind of activity that counts (A2 to A5, A7), seconds.
 
-    `gpu_s` is the time for which all GPUs are idle or lost. `io_counts` is set if workers share a container: page cache
-    belongs to no single worker.
+    `gpu_s` is the time for which all GPUs are idle or lost. Heavy work counts in steps until the busy timeout.
     """
     signs: dict[Sign, float | None] = {Sign.BEAT: step_beat_age_s} if has_beaten else {}
     signs |= {Sign.PHASE: phase_age_s, Sign.GPU: gpu_s, Sign.RAM: ram_idle_s}
-    if io_counts:
-        signs[Sign.IO] = io_idle_s
     if phase in _WORK_COUNTS:
         signs[Sign.WORK] = work_idle_s
-    return signs
+    if phase == Phase.STEP and not _busy_for_too_long(step_beat_age_s, phase_age_s, busy_timeout_s):
+        signs[Sign.HEAVY_WORK] = heavy_work_idle_s
+    return {**signs, **more}
+
+
+def server_fault_idle_s(
+    heavy_page_fault_idle_s: float | None, probe_failing_s: float | None, busy_timeout_s: float
+) -> float | None:
+    """Time without the page faults of a compilation; after the busy timeout, without an answer."""
+    over = probe_failing_s is not None and probe_failing_s >= busy_timeout_s
+    return probe_failing_s if over else heavy_page_fault_idle_s
+
+
+def _busy_for_too_long(step_beat_age_s: float | None, phase_age_s: float | None, busy_timeout_s: float | None) -> bool:
+    known_s = [each for each in (step_beat_age_s, phase_age_s) if each is not None]
+    return busy_timeout_s is not None and bool(known_s) and min(known_s) >= busy_timeout_s
 
 
 def no_progress_s(

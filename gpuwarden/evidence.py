@@ -47,6 +47,7 @@ class ContainerFacts:
     io_idle_s: float | None
     page_fault_idle_s: float | None
     container_cpu_idle_s: float | None
+    heavy_work_idle_s: float | None = None
     work_unknown: str | None
     # Pids by GPU UUID; null if unreadable.
     gpu_pids: dict[str, list[int] | None] | None
@@ -77,6 +78,7 @@ class WorkerFacts(ContainerFacts):
     elapsed_s: float | None
     budget_s: float | None
     stall_timeout_s: float | None
+    busy_timeout_s: float | None = None
     # Limits without a step beat and without other activity.
     stuck_after_s: float | None = None
     stuck_idle_s: float | None = None
@@ -130,6 +132,7 @@ class ServerFacts(ContainerFacts):
     answered: bool | None
     probe_failing_s: float | None
     restart_after_s: float | None
+    server_fault_idle_s: float | None = None
     probe_unknown: str | None
     cards: list[GpuMemoryFacts] | None
     # Other containers that may be recycled, without further facts.

@@ -274,9 +274,9 @@ class Phase(StrEnum):
 
     @property
     def counts_work(self) -> bool:
-        """Whether I/O, page faults and CPU time count as activity in this phase (A5).
+        """Whether any I/O, page faults and CPU time count as activity in this phase (A5).
 
-        In steps they prove nothing: a hung job may spin.
+        In steps only heavy work does: a hung job may spin.
         """
         return self in (Phase.LOAD, Phase.EVAL, Phase.SAVE, Phase.CHECKPOINT)
 

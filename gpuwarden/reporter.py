@@ -139,6 +139,7 @@ class Reporter:
             loop=now,
         )
         self._job: JobFile | None = None
+        self._busy_timeout_s: float | None = None
         self._timing = _Timing()
         self._next_write_s = 0.0
         self._idle_since_s = 0.0
@@ -172,7 +173,7 @@ class Reporter:
         """The main loop runs, outside of a job."""
         self._worker = replace(self._worker, loop=clock.stamp())
 
-    def start_job(
+    def start_job(  # noqa: PLR0913 - the fields of a job file
         self,
         *,
         job_id: int,
@@ -181,6 +182,7 @@ class Reporter:
         model: str | None,
         budget_s: float,
         stall_timeout_s: float,
+        busy_timeout_s: float | None = None,
         steps_total: int | None = None,
         ranks: int = 1,
         gang: str | None = None,
@@ -198,6 +200,7 @@ class Reporter:
             model=model,
             budget_s=budget_s,
             stall_timeout_s=stall_timeout_s,
+            busy_timeout_s=busy_timeout_s,
             started=now,
             phase=Phase.LOAD,
             phase_started=now,
@@ -213,7 +216,7 @@ class Reporter:
             rank=rank,
         )
         with self._changing:
-            self._job = job
+            self._job, self._busy_timeout_s = job, busy_timeout_s
             self._publish_job()
 
     def ready(self) -> None:
@@ -225,12 +228,13 @@ class Reporter:
                 self._job = replace(self._job, phase=Phase.STEP, phase_started=now, step_beat=now, timeout_s=None)
                 self._publish_job()
 
-    def phase(self, phase: Phase, *, timeout_s: float | None = None) -> None:
+    def phase(self, phase: Phase, *, timeout_s: float | None = None, busy_timeout_s: float | None = None) -> None:
         """Enter a phase: a step beat once the job is monitored. `step` starts the monitoring.
 
         Args:
             phase: the current phase. Enter `idle` after all threads stepped.
             timeout_s: time that it may be inactive in this phase, seconds, at least 30.
+            busy_timeout_s: time for which it may work in `step` without a step beat.
         """
         if phase not in list(Phase):
             self.write_errors += 1
@@ -238,6 +242,9 @@ class Reporter:
         if timeout_s is not None and not _is_timeout(timeout_s):
             self.write_errors += 1
             timeout_s = None
+        if busy_timeout_s is not None and not _is_timeout(busy_timeout_s):
+            self.write_errors += 1
+            busy_timeout_s = None
         with self._changing:
             job = self._job
             if job is not None:
@@ -250,6 +257,7 @@ class Reporter:
                     phase_started=now,
                     step_beat=now if armed else None,
                     timeout_s=None if timeout_s is None else float(timeout_s),
+                    busy_timeout_s=self._busy_timeout_s if busy_timeout_s is None else float(busy_timeout_s),
                 )
                 self._publish_job()
                 if phase == Phase.IDLE:

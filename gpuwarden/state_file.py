@@ -109,6 +109,7 @@ class JobFile:
 
     Args:
         timeout_s: its own limit in this phase, at least 30 s in effect.
+        busy_timeout_s: for how long heavy work counts in steps; `None` is the host's.
         gang: unique name of its gang, the same in all attempts.
         longest: its longest steps.
         stays: its longest earlier visits to this phase.
@@ -133,6 +134,7 @@ class JobFile:
     items_done: int
     items_failed: int
     timeout_s: float | None = None
+    busy_timeout_s: float | None = None
     ranks: int = 1
     gang: str | None = None
     rank: int = 0
@@ -216,6 +218,7 @@ def parse_job(text: str) -> JobFile:
         items_done=fields.count("items_done"),
         items_failed=fields.count("items_failed"),
         timeout_s=fields.some_seconds("timeout_s") if fields.has("timeout_s") else None,
+        busy_timeout_s=fields.seconds("busy_timeout_s") if fields.has("busy_timeout_s") else None,
         ranks=fields.count("ranks") if fields.has("ranks") else 1,
         gang=fields.text("gang") if fields.has("gang") else None,
         rank=fields.count("rank") if fields.has("rank") else 0,

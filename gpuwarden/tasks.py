@@ -166,12 +166,12 @@ class Current:
         """The ranks of this job in order, with their hosts once claimed."""
         return [self.job] if self.job.gang is None else self.store.queries.of_gang(self.job.gang)
 
-    def phase(self, phase: Phase | str, *, timeout_s: float | None = None) -> None:
+    def phase(self, phase: Phase | str, *, timeout_s: float | None = None, busy_timeout_s: float | None = None) -> None:
         """Set the phase: `load`, `step`, `eval`, `checkpoint`, `save` or `idle`.
 
-        `timeout_s` is how long the job may be inactive in it, seconds, at least 30.
+        The job may be inactive in it for `timeout_s`, at least 30 s, and in `step` busy for `busy_timeout_s`.
         """
-        self.report.phase(Phase(phase), timeout_s=timeout_s)
+        self.report.phase(Phase(phase), timeout_s=timeout_s, busy_timeout_s=busy_timeout_s)
 
 
 _running: list[Current] = []
@@ -310,6 +310,7 @@ class Queue:
         priority: int = PRIORITY,
         budget_s: float | None = None,
         stall_timeout_s: float | None = None,
+        busy_timeout_s: float | None = None,
         ranks: int = 1,
     ) -> Callable[[Callable[P, R]], Task[P, R]]:
         """Register a function as a job; see `Submission`.
@@ -327,6 +328,7 @@ class Queue:
             priority=priority,
             budget_s=budget_s,
             stall_timeout_s=stall_timeout_s,
+            busy_timeout_s=busy_timeout_s,
             ranks=ranks,
         )
 

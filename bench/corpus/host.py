@@ -19,6 +19,7 @@ from exporter.collectors import COLLECTORS
 from exporter.collectors.family import Family, gauge
 from exporter.evidence import vram_budgets
 from exporter.evidence.windows import WORK_WINDOW_S
+from exporter.evidence.work_history import HEAVY_FAULTS_PER_S, HEAVY_IO_BYTES_PER_S
 from exporter.model.container import Container
 from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
@@ -140,6 +141,8 @@ def _needs_every_second(doing: Doing, thresholds: Thresholds) -> bool:
         (doing.io_mib_per_s * MIB, thresholds.io_idle_bytes_per_s),
         (doing.faults_per_s, thresholds.page_faults_idle_per_s),
         (doing.cpu_cores, thresholds.cpu_idle_ratio),
+        (doing.io_mib_per_s * MIB, HEAVY_IO_BYTES_PER_S),
+        (doing.faults_per_s, HEAVY_FAULTS_PER_S),
     )
     grows = doing.ram_mib_per_s or doing.ram_swings_mib or doing.vram_mib_per_s
     return bool(grows) or any(0 < rate <= least for rate, least in rates)

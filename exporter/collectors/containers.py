@@ -237,6 +237,13 @@ def _inactivity(found: Sequence[ContainerEvidence]) -> Iterable[Metric]:
             f"{_NOT_RUNNING}; NaN while any of the three is",
         ),
         (
+            "heavy_work_idle_seconds",
+            "Time without heavy I/O, and without much CPU time and many page faults together.",
+            lambda each: or_nan(each.heavy_work_idle_s),
+            "`/proc/PID/io` over 16 MiB/s; `/proc/PID/stat` over 0.9 of a CPU with over 400 page faults/s",
+            f"{_NO_WORK_READ}, or the kernel does not report their I/O",
+        ),
+        (
             "no_progress_seconds",
             "Time without RAM changes, I/O and page faults, with a saturated GPU, or without GPU and CPU use.",
             lambda each: or_nan(each.no_progress_s),

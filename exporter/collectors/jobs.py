@@ -81,6 +81,7 @@ def _row(
     key: tuple[str, str], reading: WorkerReading, job: JobFile, place: ContainerEvidence | None, snapshot: Snapshot
 ) -> _Row:
     now, is_monitored = snapshot.taken, reading.alive is not False
+    timeouts = snapshot.thresholds.timeouts
     own = snapshot.worker_evidence.get(reading.worker.worker)
     may_have_lost_gpu = job.job_class.uses_gpu and (place is None or place.gpu_idle_s is None)
     lost = is_monitored and may_have_lost_gpu
@@ -93,9 +94,9 @@ def _row(
         is_monitored=is_monitored,
         elapsed_s=job.started.age_s(now),
         step_beat_age_s=job.step_beat.age_s(now) if job.step_beat else None,
-        inactive_s=activity.inactive_s(job, place, now=now) if is_monitored else None,
-        quiet_gpu_lost_s=activity.inactive_s(job, place, now=now, gpu_lost=True) if lost else None,
-        inactive_alone_s=activity.inactive_s(job, own, now=now, shared_container=True)
+        inactive_s=activity.inactive_s(job, place, timeouts, now=now) if is_monitored else None,
+        quiet_gpu_lost_s=activity.inactive_s(job, place, timeouts, now=now, gpu_lost=True) if lost else None,
+        inactive_alone_s=activity.inactive_s(job, own, timeouts, now=now, shared_container=True)
         if is_monitored and own
         else None,
         heartbeat_age_s=reading.worker.heartbeat.age_s(now),
@@ -349,6 +350,14 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         limits(lambda job, _: timeouts.stall_after_s(job)),
         source="job file; `--load-timeout-s` and the options of other phases",
         absent=(f"as `gpuwarden_worker_info`; NaN without a job, while the stall condition does not apply, or {_DEAD}"),
+    )
+    yield gauge(
+        "gpuwarden_job_busy_timeout_seconds",
+        "Time without a step beat for which heavy I/O or computing counts as activity in the phase step.",
+        _SLOT,
+        ((row.key, timeouts.busy_timeout_s(row.job)) for row in rows if row.is_monitored),
+        source="job file; `--busy-timeout-s`",
+        absent=f"{_NO_JOB}, or {_DEAD}",
     )
     yield gauge(
         "gpuwarden_job_stuck_after_seconds",

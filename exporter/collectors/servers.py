@@ -55,6 +55,14 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         absent="as `gpuwarden_server_info`",
     )
     yield gauge(
+        "gpuwarden_server_page_fault_idle_seconds",
+        "Time without over 400 page faults/s in the server's container: the faults of a load or a compilation.",
+        _NAME,
+        (((each.container.name,), or_nan(snapshot.server_fault_idle_s(each))) for each, _ in probed),
+        source="`/proc/PID/stat` of its processes; after `--busy-timeout-s` without an answer, the time without one",
+        absent=f"{_NO_PROBE}; NaN while its processes are unknown",
+    )
+    yield gauge(
         "gpuwarden_server_invalid",
         "1 for a container whose probe is invalid, by reason.",
         ("container", "reason"),

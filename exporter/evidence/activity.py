@@ -12,6 +12,7 @@ from gpuwarden.state_file import JobFile, Stamp
 def inactive_s(
     job: JobFile,
     evidence: ContainerEvidence | None,
+    timeouts: PhaseTimeouts,
     *,
     now: Stamp,
     gpu_lost: bool = False,
@@ -19,21 +20,19 @@ def inactive_s(
 ) -> float | None:
     """Seconds without any activity of an attempt; `None` while any that counts is unknown.
 
-    Args:
-        job: the attempt.
-        evidence: of its container, or of its worker in a shared one.
-        now: time of the sample.
-        gpu_lost: count a lost GPU as idle.
-        shared_container: the container is shared.
+    The evidence is of its container, or in a shared one of its worker. A lost GPU counts as idle with `gpu_lost`.
     """
     return conditions.least(
-        *_seconds_without(job, evidence, now=now, gpu_lost=gpu_lost, shared_container=shared_container).values()
+        *_seconds_without(
+            job, evidence, timeouts, now=now, gpu_lost=gpu_lost, shared_container=shared_container
+        ).values()
     )
 
 
 def _seconds_without(
     job: JobFile,
     evidence: ContainerEvidence | None,
+    timeouts: PhaseTimeouts,
     *,
     now: Stamp,
     gpu_lost: bool = False,
@@ -48,8 +47,10 @@ def _seconds_without(
         gpu_s=gpu_s,
         ram_idle_s=evidence.ram_idle_s if evidence else None,
         work_idle_s=evidence.work_idle_s if evidence else None,
-        io_counts=shared_container,
-        io_idle_s=evidence.io_idle_s if evidence else None,
+        heavy_work_idle_s=evidence.heavy_work_idle_s if evidence else None,
+        busy_timeout_s=timeouts.busy_timeout_s(job),
+        # Page cache of a shared container belongs to no single worker.
+        more={Sign.IO: evidence.io_idle_s if evidence else None} if shared_container else {},
     )
 
 
@@ -60,7 +61,7 @@ def not_stalled_reason(
     limit_s = timeouts.stall_after_s(job)
     if limit_s == 0 or job.step_beat is None:
         return None
-    for sign, without_s in _seconds_without(job, evidence, now=now).items():
+    for sign, without_s in _seconds_without(job, evidence, timeouts, now=now).items():
         if without_s is None or without_s < limit_s:
             return None if sign is Sign.BEAT else _describe(sign, without_s, evidence)
     return None
@@ -71,6 +72,7 @@ _DESCRIPTIONS: Final = {
     Sign.GPU: "GPU was busy or unknown",
     Sign.RAM: "RAM changed or was unknown",
     Sign.WORK: "its processes worked or were unknown",
+    Sign.HEAVY_WORK: "its processes worked hard or were unknown",
 }
 
 
@@ -83,6 +85,7 @@ def _describe(sign: Sign, without_s: float | None, evidence: ContainerEvidence |
         Sign.GPU: evidence.gpu_unknown,
         Sign.RAM: evidence.ram_unknown,
         Sign.WORK: evidence.work_unknown,
+        Sign.HEAVY_WORK: evidence.work_unknown,
     }
     why = reasons.get(sign)
     return f"{sign} unknown: {why.message if why else 'not measured'}"

@@ -9,7 +9,7 @@ from typing import Final
 
 from exporter.evidence.gpu_attribution import GpuAttribution, attribute_gpus
 from exporter.evidence.gpu_trackers import GpuIdleTracker, GpuLostTracker, GpuSaturatedTracker
-from exporter.evidence.windows import IdleWindow
+from exporter.evidence.windows import MOVED_SHARE, IdleWindow, Movement
 from exporter.evidence.work_history import NOT_SAMPLED, ContainerWork, WorkTracker
 from exporter.model.container import Container, ContainerEvidence, GpuShare, RamUse
 from exporter.model.gpu import GpuReadings
@@ -38,17 +38,20 @@ class RamTracker:
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._window = IdleWindow(thresholds.ram_idle_bytes)
+        self._movement = Movement(int(thresholds.ram_idle_bytes * MOVED_SHARE))
 
     def observe(self, usage_bytes: int | None, *, now_s: float) -> float | None:
         """Add one sample; returns seconds."""
         if usage_bytes is None:
-            self._window.forget()
+            self.forget()
             return None
-        return self._window.add(now_s, usage_bytes)
+        idle_s, still_s = self._window.add(now_s, usage_bytes), self._movement.add(now_s, usage_bytes)
+        return idle_s if still_s is None else min(idle_s, still_s)
 
     def forget(self) -> None:
         """Restart."""
         self._window.forget()
+        self._movement.forget()
 
 
 class UsageCounters:
@@ -178,6 +181,8 @@ class ContainerHistory:
             io_idle_s=still.io_idle_s,
             page_fault_idle_s=still.page_fault_idle_s,
             cpu_idle_s=still.cpu_idle_s,
+            heavy_work_idle_s=still.heavy_work_idle_s,
+            heavy_page_fault_idle_s=still.heavy_page_fault_idle_s,
             work_unknown=work.unknown or unknown,
             peak_bytes=peak_bytes,
             lost_gpus=tuple(uuid for uuid in gpu.gpus if uuid in lost) if lost else (),

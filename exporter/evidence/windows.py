@@ -6,6 +6,10 @@ from typing import Final
 
 EXTREMES_MAX: Final = 14_400
 
+MOVED_WITHIN_S: Final = 120.0
+MOVED_SHARE: Final = 0.4
+"""As fast as by the whole delta in 300 s (A4, A5)."""
+
 WORK_WINDOW_S: Final = 10.0
 """Work rates are averages over this time: heartbeats come in bursts."""
 
@@ -59,6 +63,41 @@ class IdleWindow:
                 start_s = max(start_s, queue.popleft().next_s)
         self._start_s = start_s
         return now_s - start_s
+
+
+class Movement:
+    """Time since the newest extreme of a value that moved by more than `delta`."""
+
+    def __init__(self, delta: int) -> None:
+        self._delta = delta
+        self._grain = max(1, delta // 64)
+        self.forget()
+
+    def forget(self) -> None:
+        """Restart."""
+        self._moved_s: float | None = None
+        self._value: int | None = None
+        self._greatest: deque[tuple[float, int]] = deque()
+        self._least: deque[tuple[float, int]] = deque()
+
+    def add(self, now_s: float, value: int) -> float | None:
+        """Add one value; returns seconds, `None` before any movement."""
+        coarse = value // self._grain  # small changes after a movement are no new extreme
+        if coarse != self._value:
+            self._value = coarse
+            self._observe(now_s, coarse)
+        return None if self._moved_s is None else now_s - self._moved_s
+
+    def _observe(self, now_s: float, value: int) -> None:
+        for queue, is_beyond in ((self._greatest, int.__le__), (self._least, int.__ge__)):
+            while queue and is_beyond(queue[-1][1], value):
+                queue.pop()
+            queue.append((now_s, value))
+            while now_s - queue[0][0] > MOVED_WITHIN_S:
+                queue.popleft()
+        (greatest_s, greatest), (least_s, least) = self._greatest[0], self._least[0]
+        if (greatest - least) * self._grain > self._delta:
+            self._moved_s = max(greatest_s, least_s)
 
 
 class IdleRate:

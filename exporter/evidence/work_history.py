@@ -10,6 +10,11 @@ from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown
 from exporter.model.worker import ProcessWork
 
+HEAVY_CPU_RATIO: Final = 0.9
+HEAVY_FAULTS_PER_S: Final = 400.0
+HEAVY_IO_BYTES_PER_S: Final = 16.0 * 2**20
+"""Work that counts in steps (A5)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerWork:
@@ -35,6 +40,8 @@ class WorkStill(NamedTuple):
     io_idle_s: float | None = None
     page_fault_idle_s: float | None = None
     cpu_idle_s: float | None = None
+    heavy_work_idle_s: float | None = None
+    heavy_page_fault_idle_s: float | None = None
 
 
 class WorkTracker:
@@ -46,6 +53,9 @@ class WorkTracker:
         self._io = IdleRate(thresholds.io_idle_bytes_per_s)
         self._faults = IdleRate(thresholds.page_faults_idle_per_s)
         self._cpu = IdleRate(thresholds.cpu_idle_ratio)
+        self._heavy_io = IdleRate(HEAVY_IO_BYTES_PER_S)
+        self._heavy_faults = IdleRate(HEAVY_FAULTS_PER_S)
+        self._heavy_cpu = IdleRate(HEAVY_CPU_RATIO)
 
     def observe(self, work: ContainerWork, *, now_s: float) -> WorkStill:
         """Add one sample; returns seconds without each kind of work."""
@@ -58,20 +68,26 @@ class WorkTracker:
         new = frozenset(pid for pid, each in changed.items() if _is_new(before.get(pid), each))
         starting = self._starts.skip_starting(new, now_s)
         done = [_work_since(before.get(pid), each) for pid, each in changed.items() if pid not in starting]
-        faults_still_s = self._faults.add(now_s, sum(each.faults for each in done))
-        cpu_idle_s = self._cpu.add(now_s, sum(each.cpu_s for each in done))
+        faults, cpu_s = sum(each.faults for each in done), sum(each.cpu_s for each in done)
+        faults_still_s, cpu_idle_s = self._faults.add(now_s, faults), self._cpu.add(now_s, cpu_s)
+        # Threads that poll a GPU use a CPU and fault no page: only both together are work.
+        heavy_fault_idle_s = self._heavy_faults.add(now_s, faults)
+        computing_idle_s = max(heavy_fault_idle_s, self._heavy_cpu.add(now_s, cpu_s))
         sizes = [each.io_bytes for each in done]
         if None in sizes or any(each.io_bytes is None for each in work.processes.values()):
             self._io.forget()
-            return WorkStill(None, faults_still_s, cpu_idle_s)
-        io_idle_s = self._io.add(now_s, sum(size or 0 for size in sizes))
-        return WorkStill(io_idle_s, faults_still_s, cpu_idle_s)
+            self._heavy_io.forget()
+            return WorkStill(None, faults_still_s, cpu_idle_s, None, heavy_fault_idle_s)
+        io_bytes = sum(size or 0 for size in sizes)
+        io_idle_s, heavy_io_idle_s = self._io.add(now_s, io_bytes), self._heavy_io.add(now_s, io_bytes)
+        heavy_work_idle_s = min(computing_idle_s, heavy_io_idle_s)
+        return WorkStill(io_idle_s, faults_still_s, cpu_idle_s, heavy_work_idle_s, heavy_fault_idle_s)
 
     def forget(self) -> None:
         """Restart, as at the first sample."""
         self._work = None
         self._starts = ProcessStarts()
-        for rate in (self._io, self._faults, self._cpu):
+        for rate in (self._io, self._faults, self._cpu, self._heavy_io, self._heavy_faults, self._heavy_cpu):
             rate.forget()
 
 

@@ -125,6 +125,8 @@ class ContainerEvidence(NamedTuple):
     io_idle_s: float | None = None
     page_fault_idle_s: float | None = None
     cpu_idle_s: float | None = None
+    heavy_work_idle_s: float | None = None
+    heavy_page_fault_idle_s: float | None = None
     work_unknown: Unknown | None = None
     gpu_saturated_s: float | None = None
     """Time with the same GPUs saturated and the others idle."""

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from exporter.model.thresholds import Thresholds
+from gpuwarden import conditions
 
 if TYPE_CHECKING:  # keeps driver processes small
     from gpuwarden.state_file import JobFile, Stamp
@@ -91,6 +92,12 @@ class Snapshot:
         """Seconds until the GPU is checked (A7)."""
         limits = self.thresholds
         return limits.timeouts.health_grace_s(job, grace_s=limits.health_grace_s, window_s=limits.health_window_s)
+
+    def server_fault_idle_s(self, server: ServerEvidence) -> float | None:
+        """Seconds without the page faults of a load or a compilation; `None` is unknown."""
+        place = next((each for each in self.containers if each.container.id == server.container.id), None)
+        faults_s = place.heavy_page_fault_idle_s if place else None
+        return conditions.server_fault_idle_s(faults_s, server.probe_failing_s, self.thresholds.timeouts.busy_s)
 
     def cpu_still_of(self, sighting: WorkerReading) -> float | None:
         """Seconds without CPU time."""

@@ -37,12 +37,17 @@ class PhaseTimeouts:
     eval_s: float = 300.0
     checkpoint_s: float = 300.0
     save_s: float = 300.0
+    busy_s: float = 900.0
     stuck_min_s: float = 600.0
     stuck_factor: float = 20.0
 
     def stall_after_s(self, job: "JobFile") -> float:
         """Seconds until a job stalls (A2, A6); 0 is never."""
         return self._limit_s(job) if job.stall_timeout_s and job.phase is not Phase.IDLE else 0.0
+
+    def busy_timeout_s(self, job: "JobFile") -> float:
+        """Seconds without a step beat for which heavy work counts in steps (A5)."""
+        return self.busy_s if job.busy_timeout_s is None else job.busy_timeout_s
 
     def health_window_s(self, job: "JobFile", window_s: float) -> float | None:
         """Seconds for which its GPU may be idle (A7), if checked."""

@@ -321,6 +321,12 @@ def _parser() -> argparse.ArgumentParser:
         f"(default: {STALL_TIMEOUT_S:g}; only for class gpu)",
     )
     submit.add_argument(
+        "--busy-timeout-s",
+        type=float,
+        help="time without a step beat for which heavy I/O or computing counts as activity in the phase step, seconds "
+        "(default: the host's --busy-timeout-s)",
+    )
+    submit.add_argument(
         "--attempts-max",
         type=int,
         default=ATTEMPTS_MAX,

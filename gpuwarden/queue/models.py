@@ -75,6 +75,8 @@ class Submission:
     steps_total: int | None = None
     budget_s: float | None = None
     stall_timeout_s: float | None = None
+    busy_timeout_s: float | None = None
+    """`None`: from the host."""
     attempts_max: int = ATTEMPTS_MAX
     needs: tuple[JobId, ...] = ()
     """Jobs of the same run that must complete first."""
@@ -87,7 +89,7 @@ class Submission:
             text = getattr(self, name)
             if text is not None and not is_text(text):
                 raise SubmissionError(f"{name} {text[:80]!a} is invalid: use 1 to {TEXT_MAX} printable characters")
-        for name in ("budget_s", "stall_timeout_s"):
+        for name in ("budget_s", "stall_timeout_s", "busy_timeout_s"):
             figure = getattr(self, name)
             if figure is not None and not 0 <= figure < SECONDS_MAX:
                 raise SubmissionError(f"{name} {figure} is invalid: use a number from 0, below {SECONDS_MAX:.0e}")
@@ -112,6 +114,7 @@ class Job:
     submitted_budget_s: float | None
     budget_s: float
     stall_timeout_s: float
+    busy_timeout_s: float | None
     steps_total: int | None
     state: State
     priority: int

@@ -154,6 +154,7 @@ def _insert(
         stall_timeout_s=stall_timeout_s(
             job_class, reports_steps=submission.reports_steps, configured_s=submission.stall_timeout_s
         ),
+        busy_timeout_s=submission.busy_timeout_s,
         steps_total=submission.steps_total,
         state=State.WAITING if pending else State.QUEUED,
         priority=submission.priority,

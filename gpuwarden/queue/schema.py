@@ -73,6 +73,7 @@ JOBS = Table(
     Column("submitted_budget_s", Float),  # null: from the queue or class
     Column("budget_s", Float, nullable=False),
     Column("stall_timeout_s", Float, nullable=False),
+    Column("busy_timeout_s", Float),  # null: from the host
     Column("steps_total", Integer),
     Column("state", String, nullable=False),
     Column("priority", Integer, nullable=False),

@@ -200,6 +200,7 @@ class Worker:
             model=job.model,
             budget_s=job.budget_s,
             stall_timeout_s=job.stall_timeout_s,
+            busy_timeout_s=job.busy_timeout_s,
             steps_total=job.steps_total,
             ranks=job.ranks,
             # Another queue's gang may have the same number and run name. The distinct part comes first, as the field

@@ -20,8 +20,8 @@ def confirm(seen: ServerFacts, condition: Condition) -> Finding:
 def _check_server(seen: ServerFacts) -> Finding:
     """A server that answers no probe and does nothing.
 
-    Its probe, its GPUs, RAM and I/O must all be inactive for the stall timeout of its owner, and it must have answered
-    before in this incarnation. CPU time does not count: a process that hangs in a driver may spin.
+    Its probe, its GPUs, RAM, I/O and page faults must all be inactive for the stall timeout of its owner, and it must
+    have answered before in this incarnation. CPU time does not count: a process that hangs in a driver may spin.
     """
     silence_s = seen.restart_after_s
     if not seen.probe or not silence_s:
@@ -39,11 +39,16 @@ def _check_server(seen: ServerFacts) -> Finding:
         return Finding(doubt=Doubt.RAM_UNKNOWN, message=f"RAM unknown: {seen.ram_unknown or 'not measured'}")
     if seen.io_idle_s is None:
         return Finding(doubt=Doubt.WORK_UNKNOWN, message=f"I/O unknown: {seen.work_unknown or 'not measured'}")
+    if seen.server_fault_idle_s is None:
+        return Finding(doubt=Doubt.WORK_UNKNOWN, message=f"page faults unknown: {seen.work_unknown or 'not measured'}")
     figures = (
         f"unanswered for {seen.probe_failing_s:.1f} s by its {seen.probe} probe, GPU idle {seen.gpu_idle_s:.1f} s, "
-        f"RAM still {seen.ram_idle_s:.1f} s, I/O still {seen.io_idle_s:.1f} s of {silence_s:.1f} s allowed"
+        f"RAM still {seen.ram_idle_s:.1f} s, I/O still {seen.io_idle_s:.1f} s, page faults still "
+        f"{seen.server_fault_idle_s:.1f} s of {silence_s:.1f} s allowed"
     ) + (", simulated GPU" if seen.gpu_simulated else "")
-    inactive_s = conditions.least(seen.probe_failing_s, seen.gpu_idle_s, seen.ram_idle_s, seen.io_idle_s)
+    inactive_s = conditions.least(
+        seen.probe_failing_s, seen.gpu_idle_s, seen.ram_idle_s, seen.io_idle_s, seen.server_fault_idle_s
+    )
     return Finding.of(conditions.reached(inactive_s, silence_s), figures)
 
 

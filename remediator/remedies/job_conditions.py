@@ -181,12 +181,18 @@ def _inactivity(
         gpu_s=gpu_s,
         ram_idle_s=evidence.ram_idle_s,
         work_idle_s=work_s,
+        heavy_work_idle_s=evidence.heavy_work_idle_s,
+        busy_timeout_s=evidence.busy_timeout_s,
     )
     unknown = next((sign for sign, for_s in signs.items() if for_s is None), None)
     if unknown is not None:
         doubt, what, cause_of = _UNKNOWN[unknown]
         return None, f"{what} unknown: {cause_of(evidence) or 'not measured'}", doubt
     figures = f"GPU {state} {gpu_s:.1f} s, RAM inactive {evidence.ram_idle_s:.1f} s"
+    if Sign.HEAVY_WORK in signs:
+        figures += f", no heavy I/O or computing {evidence.heavy_work_idle_s:.1f} s"
+    elif evidence.phase == Phase.STEP:
+        figures += f", its busy timeout of {evidence.busy_timeout_s:.0f} s over"
     if Sign.WORK in signs:
         figures += f", I/O, page faults and CPU inactive {work_s:.1f} s"
     return conditions.least(*signs.values()), figures, None
@@ -197,6 +203,7 @@ _UNKNOWN: Final[Mapping[Sign, tuple[Doubt, str, Callable[[WorkerFacts], str | No
     Sign.GPU: (Doubt.GPU_UNKNOWN, "GPU", lambda seen: seen.gpu_unknown),
     Sign.RAM: (Doubt.RAM_UNKNOWN, "RAM", lambda seen: seen.ram_unknown),
     Sign.WORK: (Doubt.WORK_UNKNOWN, "work of its processes", lambda seen: seen.work_unknown),
+    Sign.HEAVY_WORK: (Doubt.WORK_UNKNOWN, "work of its processes", lambda seen: seen.work_unknown),
 }
 
 

@@ -97,6 +97,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
             ("gpuwarden_container_gpu_idle_seconds", TENANT),
             ("gpuwarden_container_ram_idle_seconds", TENANT),
             ("gpuwarden_container_io_idle_seconds", TENANT),
+            ("gpuwarden_server_page_fault_idle_seconds", TENANT),
         ),
         stay=(
             ("gpuwarden_server_info", TENANT + ', incarnation="i"', 1),

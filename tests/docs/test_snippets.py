@@ -91,7 +91,7 @@ output
 """
 
 
-def test_blocks_are_told_apart_by_language_and_comment() -> None:
+def test_language_and_comment_decide_what_is_done_with_a_block() -> None:
     found = [(its.kind.name, its.text.strip(), its.argument) for its in snippets(PAGE)]
 
     assert found == [

@@ -131,6 +131,8 @@ def evidence(**changes: Any) -> ContainerEvidence:
         "io_idle_s": 400.0,
         "page_fault_idle_s": 300.0,
         "cpu_idle_s": 200.0,
+        "heavy_work_idle_s": 900.0,
+        "heavy_page_fault_idle_s": 900.0,
     }
     return ContainerEvidence(**(given | changes))
 

@@ -44,28 +44,71 @@ def test_least_of_several_ages(ages_s: tuple[float | None, ...], least_s: float 
 
 
 AGES: dict[str, Any] = {
-    "step_beat_age_s": 1.0, "phase_age_s": 2.0, "gpu_s": 3.0, "ram_idle_s": 4.0, "work_idle_s": 5.0, "io_idle_s": 6.0,
+    "step_beat_age_s": 1.0, "phase_age_s": 2.0, "gpu_s": 3.0, "ram_idle_s": 4.0, "work_idle_s": 5.0,
+    "heavy_work_idle_s": 0.5, "busy_timeout_s": 1.5,
 }  # fmt: skip
 ALWAYS = {Sign.PHASE: 2.0, Sign.GPU: 3.0, Sign.RAM: 4.0}
 
 
 @pytest.mark.parametrize(
-    ("phase", "has_beaten", "io_counts", "more"),
+    ("phase", "has_beaten", "more"),
     [
-        pytest.param("step", True, False, {Sign.BEAT: 1.0}, id="it steps"),
-        pytest.param("step", False, False, {}, id="no beat yet"),
-        pytest.param("step", False, True, {Sign.IO: 6.0}, id="it shares its container"),
-        pytest.param(None, False, False, {}, id="its phase is unknown"),
+        pytest.param("step", True, {Sign.BEAT: 1.0, Sign.HEAVY_WORK: 0.5}, id="it steps"),
+        pytest.param("step", False, {Sign.HEAVY_WORK: 0.5}, id="no beat yet"),
+        pytest.param(None, False, {}, id="its phase is unknown"),
         *(
-            pytest.param(phase.value, False, False, {Sign.WORK: 5.0} if phase.counts_work else {}, id=f"in {phase}")
+            pytest.param(phase.value, False, {Sign.WORK: 5.0} if phase.counts_work else {}, id=f"in {phase}")
             for phase in Phase
+            if phase is not Phase.STEP
         ),
     ],
 )
-def test_activity_that_counts(phase: str | None, has_beaten: bool, io_counts: bool, more: dict[Sign, float]) -> None:
-    signs = conditions.activity(phase, has_beaten=has_beaten, io_counts=io_counts, **AGES)
+def test_activity_that_counts(phase: str | None, has_beaten: bool, more: dict[Sign, float]) -> None:
+    signs = conditions.activity(phase, has_beaten=has_beaten, **AGES)
 
     assert signs == {**ALWAYS, **more}
+
+
+def test_more_activity_counts_too() -> None:
+    signs = conditions.activity(None, has_beaten=False, more={Sign.IO: 6.0}, **AGES)
+
+    assert signs == {**ALWAYS, Sign.IO: 6.0}
+
+
+@pytest.mark.parametrize(
+    ("heavy_page_fault_idle_s", "probe_failing_s", "idle_s"),
+    [
+        pytest.param(3.0, 899.9, 3.0, id="they count before the limit"),
+        pytest.param(3.0, 900.0, 900.0, id="they do not count after it"),
+        pytest.param(None, 899.9, None, id="unknown"),
+        pytest.param(None, 900.0, 900.0, id="unknown after the limit"),
+        pytest.param(3.0, None, 3.0, id="without a probe"),
+    ],
+)
+def test_page_faults_of_a_server_count_for_a_limited_time(
+    heavy_page_fault_idle_s: float | None, probe_failing_s: float | None, idle_s: float | None
+) -> None:
+    assert conditions.server_fault_idle_s(heavy_page_fault_idle_s, probe_failing_s, 900.0) == idle_s
+
+
+@pytest.mark.parametrize(
+    ("step_beat_age_s", "phase_age_s", "limit_s", "counts"),
+    [
+        pytest.param(899.9, 2000.0, 900.0, True, id="before the limit"),
+        pytest.param(900.0, 2000.0, 900.0, False, id="after the limit"),
+        pytest.param(5000.0, 899.9, 900.0, True, id="no beat in this phase"),
+        pytest.param(None, 900.0, 900.0, False, id="no beat at all"),
+        pytest.param(None, None, 900.0, True, id="times are unknown"),
+        pytest.param(5000.0, 5000.0, None, True, id="the limit is unknown"),
+        pytest.param(0.0, 0.0, 0.0, False, id="turned off"),
+    ],
+)
+def test_heavy_work_counts_for_a_limited_time(
+    step_beat_age_s: float | None, phase_age_s: float | None, limit_s: float | None, counts: bool
+) -> None:
+    ages_s = {**AGES, "step_beat_age_s": step_beat_age_s, "phase_age_s": phase_age_s, "busy_timeout_s": limit_s}
+
+    assert (Sign.HEAVY_WORK in conditions.activity("step", has_beaten=True, **ages_s)) is counts
 
 
 NO_PROGRESS = {

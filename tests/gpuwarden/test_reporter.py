@@ -324,6 +324,18 @@ def test_phase_may_set_its_timeout(report: Reporter) -> None:
     assert job_file(report).timeout_s is None
 
 
+def test_busy_timeout_is_of_the_job_unless_a_phase_sets_its_own(report: Reporter) -> None:
+    start_job(report, busy_timeout_s=600.0)
+
+    given = job_file(report).busy_timeout_s
+    report.phase(Phase.STEP, busy_timeout_s=1800)
+    own = job_file(report).busy_timeout_s
+    report.phase(Phase.STEP, busy_timeout_s=-1)
+
+    assert (given, own, job_file(report).busy_timeout_s) == (600.0, 1800.0, 600.0)
+    assert report.write_errors == 1
+
+
 def test_first_beat_ends_the_timeout_of_the_load(report: Reporter) -> None:
     start_job(report)
     report.phase(Phase.LOAD, timeout_s=900)

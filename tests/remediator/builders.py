@@ -135,11 +135,12 @@ def evidence(**changed: Any) -> WorkerFacts:
         cpu_idle_s=0.0, dead_s=None, dead_after_s=30.0,
         container_kind="docker", container="c1", container_id=HANDLE, container_incarnation=KEY,
         container_workers=1, job_id=7, attempt=1, phase="step", phase_age_s=290.0, step=5,
-        elapsed_s=300.0, budget_s=8100.0, stall_timeout_s=120.0,
+        elapsed_s=300.0, budget_s=8100.0, stall_timeout_s=120.0, busy_timeout_s=900.0,
         step_beat_age_s=130.0, health_window_s=300.0, health_grace_s=360.0, gpus=["GPU-0"], gpu_simulated=False,
         gpu_idle_s=130.0, gpu_unknown=None,
         ram_bytes=2**30, ram_idle_s=130.0, ram_unknown=None,
-        io_idle_s=130.0, page_fault_idle_s=130.0, container_cpu_idle_s=130.0, work_unknown=None,
+        io_idle_s=130.0, page_fault_idle_s=130.0, container_cpu_idle_s=130.0,
+        heavy_work_idle_s=130.0, work_unknown=None,
         gpu_pids={"GPU-0": sorted(PIDS)},
     )  # fmt: skip
     return replace(default, **changed)
@@ -150,9 +151,11 @@ def server(**changed: Any) -> ServerFacts:
     default = ServerFacts(
         host=HOST, sample_age_s=0.3, container_kind="docker", container="c1", container_id=HANDLE,
         container_incarnation=KEY, probe="http", workers=0, answered=True, probe_failing_s=130.0, restart_after_s=120.0,
+        server_fault_idle_s=130.0,
         probe_unknown=None, gpus=["GPU-0"], gpu_simulated=False, gpu_idle_s=130.0, gpu_unknown=None,
         ram_bytes=2**30, ram_idle_s=130.0, ram_unknown=None,
-        io_idle_s=130.0, page_fault_idle_s=130.0, container_cpu_idle_s=130.0, work_unknown=None,
+        io_idle_s=130.0, page_fault_idle_s=130.0, container_cpu_idle_s=130.0,
+        heavy_work_idle_s=130.0, work_unknown=None,
         gpu_pids={"GPU-0": sorted(PIDS)}, cards=None, unseen=[], nameless_gpus=[],
     )  # fmt: skip
     return replace(default, **changed)

@@ -1,4 +1,4 @@
-"""Before the first release, changed tables raise the number."""
+"""Creates the tables of the code; later revisions change older databases."""
 
 from alembic import op
 

@@ -103,6 +103,7 @@ def test_no_reason_for_a_job_that_cannot_stall(stall_timeout_s: float, step_beat
 IDLE_S: dict[str, Any] = {
     "gpu_idle_s": 500.0, "gpu_lost_s": 501.0, "ram_idle_s": 510.0,
     "io_idle_s": 520.0, "page_fault_idle_s": 530.0, "cpu_idle_s": 540.0,
+    "heavy_work_idle_s": 550.0,
 }  # fmt: skip
 """Seconds since each kind of activity of a container."""
 
@@ -123,7 +124,8 @@ def inactive_s(
 ) -> float | None:
     """Seconds without activity; by default the step beat is 600 s old and the phase 700 s."""
     given = build.job_file(**{"phase": phase, "step_beat": build.ago(600.0), "phase_started": build.ago(700.0), **job})
-    return activity.inactive_s(given, build.evidence(**IDLE_S | (place or {})), now=build.ago(0), **SITUATIONS[of])
+    evidence = build.evidence(**IDLE_S | (place or {}))
+    return activity.inactive_s(given, evidence, PhaseTimeouts(), now=build.ago(0), **SITUATIONS[of])
 
 
 @pytest.mark.behaviour("A5")
@@ -133,7 +135,8 @@ def test_inactive_time_starts_at_the_latest_activity(phase: Phase, of: str) -> N
     gpu, other = ("gpu_lost_s", "gpu_idle_s") if of == "lost" else ("gpu_idle_s", "gpu_lost_s")
     # The page cache belongs to the whole container. For one worker of several, its I/O counts instead.
     always = ("io_idle_s",) if of == "shared_container" else ()
-    counts = (gpu, "ram_idle_s", *(WORK if phase in IN_WORK else always))
+    heavy = ("heavy_work_idle_s",) if phase is Phase.STEP else ()
+    counts = (gpu, "ram_idle_s", *(WORK if phase in IN_WORK else always), *heavy)
 
     whole_s = inactive_s(phase, of=of)
 
@@ -142,7 +145,7 @@ def test_inactive_time_starts_at_the_latest_activity(phase: Phase, of: str) -> N
     assert [inactive_s(phase, of=of, place={each: None}) for each in counts] == [None] * len(counts)
     assert inactive_s(phase, of=of, step_beat=build.ago(119.5)) == 119.5
     assert inactive_s(phase, of=of, phase_started=build.ago(119.5)) == 119.5
-    for each in {other, *WORK} - {*counts}:
+    for each in {other, *WORK, "heavy_work_idle_s"} - {*counts}:
         assert [inactive_s(phase, of=of, place={each: for_s}) for for_s in (0.0, None)] == [whole_s] * 2
 
 
@@ -159,7 +162,7 @@ def test_step_beat_before_a_reboot_has_unknown_age(of: str) -> None:
 def test_unknown_container_has_unknown_inactive_time(of: str) -> None:
     job = build.job_file(step_beat=None, phase_started=build.ago(700.0))
 
-    assert activity.inactive_s(job, None, now=build.ago(0), **SITUATIONS[of]) is None
+    assert activity.inactive_s(job, None, PhaseTimeouts(), now=build.ago(0), **SITUATIONS[of]) is None
 
 
 @given(
@@ -212,10 +215,30 @@ def test_work_counts_as_activity_outside_of_steps(
     assert not_stalled_reason(seen, timeouts, phase=phase) == message
 
 
-def test_work_does_not_count_as_activity_in_steps() -> None:
+def test_light_work_does_not_count_as_activity_in_steps() -> None:
     seen = build.evidence(io_idle_s=0.0, page_fault_idle_s=None, cpu_idle_s=0.0)
 
     assert not_stalled_reason(seen, phase=Phase.STEP) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"heavy_work_idle_s": 3.0}, "its processes worked hard or were unknown 3 s ago", id="compiles"),
+        pytest.param({"heavy_work_idle_s": None, "work_unknown": NO_IO}, "heavy work unknown: the kernel does not say",
+                     id="unknown is not idle"),
+    ],
+)  # fmt: skip
+def test_heavy_work_counts_as_activity_in_steps_until_the_busy_timeout(
+    changes: dict[str, object], message: str
+) -> None:
+    seen, timeouts = build.evidence(**changes), PhaseTimeouts(busy_s=500.0)
+
+    job = {"phase": Phase.STEP, "phase_started": build.ago(5000.0)}
+
+    assert not_stalled_reason(seen, timeouts, step_beat=build.ago(499.0), **job) == message
+    assert not_stalled_reason(seen, timeouts, step_beat=build.ago(500.0), **job) is None
+    assert not_stalled_reason(seen, timeouts, step_beat=build.ago(500.0), busy_timeout_s=600.0, **job) == message
 
 
 # A saturated GPU with a spinning process; an unknown GPU with a sleeping process.

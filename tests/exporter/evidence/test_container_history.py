@@ -1,6 +1,7 @@
 """From samples to durations: idle times, and since when they are known."""
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from hypothesis import example, given
@@ -84,8 +85,24 @@ def test_gpu_idle_time_starts_at_the_first_of_the_unbroken_idle_samples(samples:
     assert observed(*samples).gpu_idle_s == expected
 
 
+def first_still(samples: list[Sample], delta: float) -> int:
+    """Index of the newest extreme of a movement by more than `delta` within 120 s; the first if nothing moved."""
+    begin = max((i for i, (_, _, value) in enumerate(samples) if value is None), default=-1) + 1
+    begin = max(begin, continuous_tail(samples))
+    times = list(accumulate(gap_s for gap_s, _, _ in samples))
+    changes = [i for i in range(begin, len(samples)) if i == begin or samples[i][2] != samples[i - 1][2]]
+    moved = begin
+    for i in changes:
+        recent = [each for each in changes if each <= i and times[i] - times[each] <= windows.MOVED_WITHIN_S]
+        values = {each: samples[each][2] or 0 for each in recent}
+        if max(values.values()) - min(values.values()) > delta:
+            extremes = (max(values.values()), min(values.values()))
+            moved = max(each for each in recent if values[each] in extremes)
+    return moved
+
+
 @given(sample_lists)
-def test_ram_idle_time_is_the_longest_window_within_the_delta(samples: list[Sample]) -> None:
+def test_ram_idle_time_is_the_longest_window_within_the_delta_after_a_movement(samples: list[Sample]) -> None:
     values = [value for _, _, value in samples]
     first = len(samples)
     while first > continuous_tail(samples) and (value := values[first - 1]) is not None:
@@ -93,6 +110,7 @@ def test_ram_idle_time_is_the_longest_window_within_the_delta(samples: list[Samp
         if max(window) - min(window) > THRESHOLDS.ram_idle_bytes:
             break
         first -= 1
+    first = max(first, first_still(samples, THRESHOLDS.ram_idle_bytes * windows.MOVED_SHARE))
     expected = None if values[-1] is None else sum(gap_s for gap_s, _, _ in samples[first + 1 :])
 
     assert observed(*samples).ram_idle_s == expected
@@ -105,9 +123,10 @@ def test_ram_idle_time_is_the_longest_window_within_the_delta(samples: list[Samp
     ("values", "still_s"),
     [
         pytest.param([0, 0, 0, 0], 3, id="static"),
-        pytest.param([0, 100, 0, 100], 3, id="changes by exactly the delta"),
-        pytest.param([0, 50, 101], 1, id="range over the whole window, not between two samples"),
-        pytest.param([300, 250, 200, 150], 2, id="falling counts as a change"),
+        pytest.param([0, 40, 0, 40], 3, id="changes by exactly the delta of a movement"),
+        pytest.param([0, 41, 41, 41], 2, id="moves as fast as the delta within 300 s"),
+        pytest.param([0, 50, 101], 0, id="range over the whole window, not between two samples"),
+        pytest.param([300, 250, 200, 150], 0, id="falling counts as a change"),
         pytest.param([0, 0, 500, 500, 500], 2, id="a jump restarts it"),
         pytest.param([0, 500, 0], 0, id="a past peak in the window counts"),
         pytest.param([0, 500, 0, 0, 0], 2, id="a peak out of the window does not count"),
@@ -117,12 +136,26 @@ def test_ram_is_idle_while_its_range_is_within_the_delta(values: list[int], stil
     assert observed(*((1.0, 0.0, value) for value in values)).ram_idle_s == still_s
 
 
+def test_movement_of_ram_is_a_sign_of_life_until_it_ends() -> None:
+    moves: list[Sample] = [(4.0, 0.0, 2 * step) for step in range(60)]
+    still: list[Sample] = [(4.0, 0.0, 118)] * 100
+
+    assert observed(*moves).ram_idle_s == 0.0
+    assert [observed(*moves, *still[:n]).ram_idle_s for n in (1, 30, 100)] == [4.0, 120.0, 400.0]
+
+
+def test_ram_that_moves_too_slowly_is_idle() -> None:
+    creeping: list[Sample] = [(5.0, 0.0, step) for step in range(200)]
+
+    assert observed(*creeping).ram_idle_s == 500.0
+
+
 def test_slowly_growing_ram_needs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "EXTREMES_MAX", 10)
-    rising = [(1.0, 0.0, value) for value in range(100)]
-    falling = [(1.0, 0.0, value) for value in reversed(range(100))]
+    rising = [(5.0, 0.0, value) for value in range(100)]
+    falling = [(5.0, 0.0, value) for value in reversed(range(100))]
 
-    assert observed(*rising).ram_idle_s == observed(*falling).ram_idle_s == 9.0
+    assert observed(*rising).ram_idle_s == observed(*falling).ram_idle_s == 45.0
 
 
 def test_unknown_ram_restarts_its_idle_time() -> None:
@@ -505,6 +538,37 @@ def idle_times(*samples: WorkSample) -> tuple[float | None, float | None, float 
         now_s += gap_s
         last = history.observe(build.container(), use(0.0), ram(1), ContainerWork(processes=found), now_s=now_s)
     return last.io_idle_s, last.page_fault_idle_s, last.cpu_idle_s
+
+
+@pytest.mark.parametrize(
+    ("io_mib", "faults", "cpu_s", "heavy_s", "faults_s"),
+    [
+        pytest.param(0, 401, 0.91, 0.0, 0.0, id="compiles"),
+        pytest.param(0, 0, 3.0, 30.0, 30.0, id="polls: no page faults"),
+        pytest.param(0, 5000, 0.5, 30.0, 0.0, id="maps a file: little CPU time"),
+        pytest.param(0, 400, 0.9, 30.0, 30.0, id="at the limits"),
+        pytest.param(17, 0, 0.1, 0.0, 30.0, id="writes a checkpoint"),
+        pytest.param(16, 0, 0.1, 30.0, 30.0, id="I/O at its limit"),
+    ],
+)
+def test_heavy_work(io_mib: int, faults: int, cpu_s: float, heavy_s: float, faults_s: float) -> None:
+    history = ContainerHistory(RATES)
+    for second, (_, found) in enumerate(steady(30, io=io_mib * 2**20, faults=faults, cpu_s=cpu_s)):
+        work = ContainerWork(processes=found)
+        last = history.observe(build.container(), use(0.0), ram(1), work, now_s=1000.0 + second)
+
+    assert (last.heavy_work_idle_s, last.heavy_page_fault_idle_s) == (heavy_s, faults_s)
+
+
+def test_heavy_work_is_unknown_without_io() -> None:
+    history = ContainerHistory(RATES)
+
+    found = history.observe(
+        build.container(), use(0.0), ram(1), ContainerWork(processes={1: worked(None)}), now_s=1000.0
+    )
+
+    assert found.heavy_work_idle_s is None
+    assert found.heavy_page_fault_idle_s == 0.0
 
 
 def steady(seconds: int, *, io: int = 0, faults: int = 0, cpu_s: float = 0.0, after: int = 0) -> list[WorkSample]:

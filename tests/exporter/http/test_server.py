@@ -266,11 +266,11 @@ def test_worker_evidence_survives_serialization() -> None:
         container_kind="docker", container="worker-0", container_id=build.DOCKER_ID,
         container_incarnation=build.container().incarnation, container_workers=1,
         job_id=7, attempt=1, phase="step", phase_age_s=200.0, step=12,
-        elapsed_s=300.0, budget_s=8100.0, stall_timeout_s=120.0, step_beat_age_s=3.0,
+        elapsed_s=300.0, budget_s=8100.0, stall_timeout_s=120.0, busy_timeout_s=900.0, step_beat_age_s=3.0,
         health_window_s=300.0, health_grace_s=60.0, gpus=["GPU-0"], gpu_simulated=False,
         gpu_idle_s=130.0, gpu_unknown=None, ram_bytes=2048 * build.MIB, ram_idle_s=140.0, ram_unknown=None,
-        io_idle_s=400.0, page_fault_idle_s=300.0, container_cpu_idle_s=200.0, work_unknown=None,
-        gpu_pids={"GPU-0": [12, 4001], "GPU-1": [4001]}, lost_gpus_s={},
+        io_idle_s=400.0, page_fault_idle_s=300.0, container_cpu_idle_s=200.0, heavy_work_idle_s=900.0,
+        work_unknown=None, gpu_pids={"GPU-0": [12, 4001], "GPU-1": [4001]}, lost_gpus_s={},
     )  # fmt: skip
     assert facts.parse(facts.render(found)) == found
 
@@ -331,7 +331,8 @@ def test_server_evidence_survives_serialization() -> None:
         host="box-1", sample_age_s=2.0, container_kind="docker", container="worker-0", container_id=build.DOCKER_ID,
         container_incarnation=build.container().incarnation, gpus=["GPU-0"], gpu_simulated=False,
         gpu_idle_s=130.0, gpu_unknown=None, ram_bytes=2048 * build.MIB, ram_idle_s=140.0, ram_unknown=None,
-        io_idle_s=400.0, page_fault_idle_s=300.0, container_cpu_idle_s=200.0, work_unknown=None, gpu_pids={"GPU-0": []},
+        io_idle_s=400.0, page_fault_idle_s=300.0, container_cpu_idle_s=200.0, heavy_work_idle_s=900.0,
+        work_unknown=None, gpu_pids={"GPU-0": []},
         probe="http", workers=0, answered=True, probe_failing_s=121.5, restart_after_s=120.0, probe_unknown=None,
         cards=[GpuMemoryFacts(
             gpu="GPU-0", size_bytes=16384 * build.MIB, free_bytes=None, floor_bytes=1536 * build.MIB,

@@ -154,6 +154,7 @@ def test_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str) -
     assert first == {
         "job_id": 1, "run_id": "r1", "queue": "video", "job_class": "gpu_video", "model": "svd",
         "payload": {"prompt": "a cat"}, "budget_s": 60.0, "stall_timeout_s": 0.0, "steps_total": 20,
+        "busy_timeout_s": None,
         "state": "queued", "priority": 5, "attempt": 0, "attempts_max": 4, "watchdog_retries": 0, "reclaims": 0,
         "claimed_by": None, "host": None, "worker": None, "lease_expires_at": None, "reason": None,
         "submitted_budget_s": 60.0, "needs": 0, "pending": 0, "gang": None, "rank": 0, "ranks": 1, "inputs": {},

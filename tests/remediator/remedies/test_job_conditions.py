@@ -184,7 +184,10 @@ def test_spent_budget_is_confirmed_or_doubted(seen: dict[str, Any], doubt: Doubt
     assert confirm(evidence(**{**OVER, **seen}), Condition.BUDGET).doubt is doubt
 
 
-IDLE = {"elapsed_s": 660.0, "phase_age_s": 300.0, "gpu_idle_s": 300.0, "ram_idle_s": 300.0, "step_beat_age_s": 300.0}
+IDLE = {
+    "elapsed_s": 660.0, "phase_age_s": 300.0, "gpu_idle_s": 300.0, "ram_idle_s": 300.0, "step_beat_age_s": 300.0,
+    "heavy_work_idle_s": 300.0,
+}  # fmt: skip
 NO_WORK = {"io_idle_s": 300.0, "page_fault_idle_s": 300.0, "container_cpu_idle_s": 300.0}
 WORKING = {"io_idle_s": 0.0, "page_fault_idle_s": 0.0, "container_cpu_idle_s": 0.0}
 
