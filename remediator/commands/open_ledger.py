@@ -18,7 +18,7 @@ from gpuwarden.errors import GpuwardenError
 from remediator.ledger.ledger import Ledger
 
 LEDGER_ENV: Final = "GPUWARDEN_REMEDIATOR_LEDGER"
-QUEUE_ENVS: Final = ("GPUWARDEN_QUEUE_DB", "GPUWARDEN_QUEUE_DB")
+QUEUE_ENV: Final = "GPUWARDEN_QUEUE_DB"
 
 
 def add_ledger(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +68,7 @@ def ledger_url(env: Mapping[str, str]) -> str | None:
 
 def queue_url(env: Mapping[str, str]) -> str | None:
     """Find the queue's URL."""
-    return next((env[name] for name in QUEUE_ENVS if env.get(name)), None) or _default_path(env, "queue")
+    return env.get(QUEUE_ENV) or _default_path(env, "queue")
 
 
 def _default_path(env: Mapping[str, str], name: str) -> str | None:

@@ -46,7 +46,7 @@ def execute(settings: ExecuteSettings) -> None:
         if ledger.shared and not store.shared:
             raise GpuwardenError(
                 "the ledger is shared but the queue is local, so job ids would mix: "
-                "set --queue to a PostgreSQL URL, or give each host its own --ledger"
+                "set --queue-db to a PostgreSQL URL, or give each host its own --ledger"
             )
         exporter = parts.enter_context(closing(ExporterClient(settings.exporter, _access(settings))))
         actuators: dict[str, Actuator] = {

@@ -115,16 +115,22 @@ def test_room_has_all_files_below_two_folders(tmp_path: Path) -> None:
     assert {name: room.lines for name, room in rooms.items()} == {"": 1, "b": 1, "b/d": 2}
 
 
-def test_room_over_its_limits_fails_unless_listed(
+def test_room_over_its_limits_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "c.py").write_text(f'"""{LONG}"""\n', encoding="utf-8")
     monkeypatch.setattr(plain, "CHECKOUT", tmp_path)
     monkeypatch.setattr(plain, "_listed", lambda: ["b/c.py"])
-    found = {}
-    for later in (set(), {"b"}, {"b", "other"}):
-        monkeypatch.setattr(plain, "LATER", frozenset(later))
-        found[len(later)] = plain.main([]), capsys.readouterr().out.split(" ")[0]
+    found = []
+    for sentence in (SHORT, LONG):
+        (tmp_path / "b" / "c.py").write_text(f'"""{sentence}"""\n' + "\n" * 100, encoding="utf-8")
+        found.append((plain.main([]), capsys.readouterr().out.split(" ")[0]))
 
-    assert found == {0: (1, "b"), 1: (0, ""), 2: (1, "other")}
+    assert found == [(0, ""), (1, "b")]
+
+
+def test_comment_of_a_page_is_no_sentence(tmp_path: Path) -> None:
+    page = tmp_path / "a.md"
+    page.write_text(f"<!-- {LONG}\n-->\n{SHORT}\n", encoding="utf-8")
+
+    assert plain.measure(page).findings == []
