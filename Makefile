@@ -94,8 +94,10 @@ bench: .venv/.ready  ## measure: medians and ratios, in one run
 up: .venv/.ready  ## the whole chain on this host, in dry run, until Ctrl-C; UP_ARGS="--help" says more
 	@$(BIN)/python -m deploy.standalone.up --data-dir .work/up $(UP_ARGS)
 
+# All but `all`, which names this package itself.
+EXTRAS := bench demo dev docs evidence exporter jobs postgresql remediator up
 lock: .venv/.ready  ## make requirements.lock anew from pyproject.toml
-	@$(BIN)/pip-compile --quiet --upgrade --generate-hashes --all-extras --strip-extras --allow-unsafe --no-header \
+	@$(BIN)/pip-compile --quiet --upgrade --generate-hashes $(EXTRAS:%=--extra %) --strip-extras --allow-unsafe --no-header \
 	  --no-emit-index-url --no-emit-trusted-host --no-emit-find-links -o requirements.lock pyproject.toml
 
 fmt: .venv/.ready  ## format and mend what ruff can
