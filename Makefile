@@ -44,7 +44,7 @@ mutation: .venv/.ready  ## plant thousands of faults: which does no test catch? 
 	@$(BIN)/python -m deploy.standalone.debian_packages
 	@$(BIN)/python -m tools.mutation $(MUTATION_ARGS)
 
-check: .venv/.ready  ## style, types, import contracts, limits of size, rules, configuration
+check: .venv/.ready  ## style, types, import contracts, limits of size, docs, rules, configuration
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
@@ -55,6 +55,7 @@ check: .venv/.ready  ## style, types, import contracts, limits of size, rules, c
 	@$(BIN)/python -m exporter.reference --check
 	@$(BIN)/python -m remediator.reference --check
 	@$(BIN)/python -m testbed.reference --check
+	@$(BIN)/python -m tools.site
 	@$(BIN)/python -m testbed.check_release $(CHECK_ARGS)
 
 # The import contract names the pure modules, a mark their tests.

@@ -79,7 +79,7 @@ def over_budget(checkout: Path) -> Iterator[str]:
 
 def _build() -> Iterator[str]:
     command = [sys.executable, "-m", "sphinx", "--builder", "html", "--fail-on-warning", "--keep-going", "--quiet",
-               "--doctree-dir", str(SITE.with_name("site.doctrees")), str(DOCS), str(SITE)]  # fmt: skip
+               "--fresh-env", "--doctree-dir", str(SITE.with_name("site.doctrees")), str(DOCS), str(SITE)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         yield done.stderr.strip() or f"sphinx-build exited with {done.returncode}"
