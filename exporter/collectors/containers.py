@@ -1,6 +1,6 @@
 """Containers: RAM, their share of each GPU, and how long they have been inactive."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from prometheus_client.core import Metric
@@ -10,6 +10,7 @@ from exporter.evidence import vram_budgets
 from exporter.evidence.gpu_attribution import NO_GPU
 from exporter.model.container import ContainerEvidence
 from exporter.model.snapshot import Snapshot
+from gpuwarden.gpu_names import ALL, ALL_NODES
 
 _NAME = ("container",)
 _ON_GPU = ("container", "gpu")
@@ -119,12 +120,12 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "1 while GPU use cannot be attributed: the container may use all or nothing of it; else 0.",
         _ON_GPU,
         (
-            ((each.container.name, share.gpu), float(not share.attributed))
+            ((each.container.name, gpu), missing)
             for each in found
-            for share in each.shares
-            if share.attributed is not None
+            for gpu, missing in _attribution_missing(each, snapshot.lost_gpus).items()
         ),
-        source="the utilisation of the GPU and of its processes, compared at each sample",
+        source="the utilisation of the GPU and of its processes, compared at each sample; 1 for a requested name that "
+        "fits no GPU",
         absent="it is on no GPU, or the utilisation of the GPU is unknown",
     )
     yield gauge(
@@ -165,6 +166,17 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         source="count of unknown values at each sample",
         absent="no metric was unknown so far",
     )
+
+
+def _attribution_missing(each: ContainerEvidence, lost: Collection[str]) -> Mapping[str, float]:
+    """Whether GPU use cannot be attributed, by GPU, and by requested name that fits none. Lost GPUs have an alert."""
+    known = {share.gpu: share.attributed for share in each.shares}
+    found = {gpu: float(not attributed) for gpu, attributed in known.items() if attributed is not None}
+    if each.gpu_unknown is not None:
+        # A request for all GPUs is common on hosts without one.
+        unseen = {*each.nameless, *each.gpus}.difference(known, lost, (ALL, ALL_NODES))
+        found |= dict.fromkeys(sorted(unseen), 1.0)
+    return found
 
 
 def _inactivity(found: Sequence[ContainerEvidence]) -> Iterable[Metric]:

@@ -9,11 +9,11 @@ import structlog
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from exporter.collectors import COLLECTORS, thresholds
+from exporter.collectors import COLLECTORS, build_info, thresholds
 from exporter.collectors.family import gauge
 from exporter.model.snapshot import Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
-from gpuwarden import __version__, build_info, clock
+from gpuwarden import __version__, clock
 from gpuwarden.state_file import Stamp
 
 SNAPSHOT_FRESH_S: Final = 5.0

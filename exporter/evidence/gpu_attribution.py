@@ -8,10 +8,8 @@ from typing import Final, NamedTuple
 
 from exporter.model.container import Container, GpuShare
 from exporter.model.gpu import (
-    ALL_NODES,
     DRM_SOURCE,
     NO_ATTRIBUTION,
-    NODE,
     NVIDIA_SOURCE,
     RATIO_DIGITS,
     Gpu,
@@ -19,15 +17,13 @@ from exporter.model.gpu import (
 )
 from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown
+from gpuwarden.gpu_names import ALL, ALL_NODES, NODE, is_known
 
 NO_GPU: Final = "no_gpu"
 """Reason: the container has no GPU."""
 
 HUNG: Final = "hung"
 """Reason: a driver call hangs."""
-
-ALL: Final = "all"
-"""Request of a container for all NVIDIA GPUs."""
 
 WITHOUT_ENGINE: Final = frozenset({"process", "systemd"})
 """Kinds without a container engine."""
@@ -45,7 +41,7 @@ class GpuAttribution(NamedTuple):
 
     Attributes:
         gpus: UUIDs of its GPUs, including missing ones.
-        nameless: requested names of missing GPUs whose UUID is unknown.
+        nameless: requested names without a known GPU.
         present: UUIDs of its present GPUs.
         may_be_elsewhere: it may use a GPU that is not in `gpus`.
         may_use_unread_gpu: the container may use a hung GPU, or a GPU of a source that fails while another answers.
@@ -63,6 +59,9 @@ class GpuAttribution(NamedTuple):
 
 NO_PIDS: Final = Unknown(reason="processes_unknown", message="the container's processes are unknown")
 
+UNREQUESTED: Final = "unrequested"
+"""Name for the GPUs of a container that requests none and uses some."""
+
 UNATTRIBUTED: Final = "unattributed"
 """Reason: the GPU is busy with processes that it does not list."""
 
@@ -78,7 +77,8 @@ def attribute_gpus(
     """Attribute GPU time and memory to a container by its processes.
 
     The utilisation is known only if each of its GPUs lists its processes, measures those of the container, and shows at
-    most idle use by unlisted ones. A GPU that lists one of its processes is its GPU even without a request.
+    most idle use by unlisted ones. A GPU that lists one of its processes is its GPU even without a request. Names of no
+    known form mean only these GPUs.
 
     Args:
         container: the container.
@@ -114,12 +114,14 @@ def _attribute(
 ) -> GpuAttribution:
     asked = None if readings is None else _resolve_request(container, readings)
     wanted = frozenset(container.gpu_request or ()) if asked is None else asked.wanted
-    if not wanted:
+    uses_any = bool(pids and readings and not readings.by_pid.keys().isdisjoint(pids))
+    if not wanted and not uses_any:
         use = unknown_attribution((), NO_GPU, "no GPU is assigned")
         shares = _unassigned_shares(pids, readings, thresholds)
         return use._replace(shares=shares, may_be_elsewhere=_may_be_on_any(pids, readings, thresholds))
     if readings is None or asked is None:
         return unknown_attribution((), "source_failed", "no GPU source answers")
+    unnamed = asked.unnamed if wanted else (UNREQUESTED,)
     if seen_present is not None and not wanted.isdisjoint(_EVERY):
         readings = _drop_lost(readings, wanted, seen_present)
         asked = _resolve_names(wanted, readings)
@@ -130,17 +132,22 @@ def _attribute(
     unread = _unreadable_earlier_gpus(earlier, assigned, pids, readings)
     uuids = (*uuids, *unread)
     shares, reasons = ((), []) if pids is None else _shares(assigned, pids, thresholds, wanted)
-    elsewhere = _why_may_be_elsewhere(pids, readings) if ALL in wanted and container.kind in WITHOUT_ENGINE else None
+    elsewhere = None
+    if unnamed:
+        elsewhere = _why_may_be_anywhere(unnamed[0], pids, readings, thresholds)
+    elif ALL in wanted and container.kind in WITHOUT_ENGINE:
+        elsewhere = _why_may_be_elsewhere(pids, readings)
+    unplaced = unnamed if elsewhere else ()
     if missing:
         named = {name: _uuid_of_missing(name, readings) for name in missing}
         its = tuple(dict.fromkeys([*uuids, *not_here, *filter(None, named.values())]))
         use = unknown_attribution(its, "gpu_missing", _why_missing(missing[0], readings))
-        nameless = tuple(name for name, uuid in named.items() if uuid is None)
+        nameless = (*(name for name, uuid in named.items() if uuid is None), *unplaced)
         seen = readings.filter_present(its)
         if not readings.nodes_are_known and wanted == _nodes(wanted):
             shares = _unassigned_shares(pids, readings, thresholds)
         return use._replace(shares=shares, nameless=nameless, present=seen, may_be_elsewhere=elsewhere is not None)
-    if not assigned and not unread:
+    if not assigned and not unread and not unnamed:
         return unknown_attribution(
             (),
             "gpu_missing",
@@ -149,8 +156,10 @@ def _attribute(
     unknown = next(iter(unread.values()), None) or elsewhere
     if unknown is None:
         unknown = NO_PIDS if pids is None else next(filter(None, reasons), None)
-    ratio = None if unknown else max([each for each in map(busiest_engine_ratio, shares) if each is not None])
-    return GpuAttribution(uuids, shares, ratio, unknown, (), readings.filter_present(uuids), elsewhere is not None)
+    ratios = [each for each in map(busiest_engine_ratio, shares) if each is not None]
+    ratio = None if unknown else max(ratios, default=0.0)
+    present = readings.filter_present(uuids)
+    return GpuAttribution(uuids, shares, ratio, unknown, unplaced, present, elsewhere is not None)
 
 
 def _drop_lost(readings: GpuReadings, wanted: AbstractSet[str], seen_present: AbstractSet[str]) -> GpuReadings:
@@ -201,6 +210,25 @@ def _why_may_be_elsewhere(pids: frozenset[int] | None, readings: GpuReadings) ->
         if _may_be_on(gpu, pids, readings):
             message = f"the worker names no GPU, so it may use {gpu.uuid}, which does not list all its processes"
             return Unknown(reason="not_listed", message=message)
+    return None
+
+
+def _why_may_be_anywhere(
+    name: str, pids: frozenset[int] | None, readings: GpuReadings, thresholds: Thresholds
+) -> Unknown | None:
+    """Why a container may use a GPU that does not list its processes. `name` is what it requests."""
+    if pids is None:
+        return NO_PIDS
+    message = f"no GPU is named {name}, and "
+    if readings.failed or readings.nvidia_unread:
+        return Unknown(reason="source_failed", message=f"{message}a GPU source fails")
+    parents = {gpu.mig.parent for gpu in readings.gpus if gpu.mig is not None}
+    for gpu in readings.gpus:
+        if gpu.lost or gpu.uuid in parents or not gpu.by_pid.keys().isdisjoint(pids):
+            continue
+        if _may_be_on(gpu, pids, readings) or (gpu.hidden_ratio or 0.0) > thresholds.gpu_idle_ratio:
+            reason = HUNG if gpu.is_hung else "not_listed"
+            return Unknown(reason=reason, message=f"{message}{gpu.uuid} does not list all its processes")
     return None
 
 
@@ -276,6 +304,7 @@ class _Request:
     wanted: frozenset[str]
     positions: frozenset[int]
     missing: tuple[str, ...]
+    unnamed: tuple[str, ...]
 
 
 def _resolve_request(container: Container, readings: GpuReadings) -> _Request:
@@ -292,7 +321,20 @@ def _resolve_names(wanted: frozenset[str], readings: GpuReadings) -> _Request:
         for position, gpu in enumerate(readings.gpus)
         if gpu.uuid in every or (gpu.node is not None and ALL_NODES in wanted) or not wanted.isdisjoint(gpu.names)
     )
-    return _Request(wanted=wanted, positions=positions, missing=tuple(_missing_names(wanted, readings)))
+    unnamed = _unnamed(wanted, readings)
+    missing = tuple(_missing_names(wanted - unnamed, readings))
+    return _Request(wanted=wanted, positions=positions, missing=missing, unnamed=tuple(sorted(unnamed)))
+
+
+def _unnamed(wanted: frozenset[str], readings: GpuReadings) -> frozenset[str]:
+    """The names that show no GPU: those of no known form, and numbers on a host without NVIDIA hardware."""
+    without_nvidia = readings.nodes_are_known and not _may_have_nvidia(readings)
+    others = wanted - readings.by_name.keys()
+    return frozenset(each for each in others if not is_known(each) or (without_nvidia and each.isdecimal()))
+
+
+def _may_have_nvidia(readings: GpuReadings) -> bool:
+    return bool(readings.numbered or readings.nvidia_unread or NVIDIA_SOURCE in readings.failed)
 
 
 def _complete_names(request: tuple[str, ...], outside: bool, readings: GpuReadings) -> frozenset[str]:
@@ -304,8 +346,7 @@ def _complete_names(request: tuple[str, ...], outside: bool, readings: GpuReadin
     wanted = frozenset(_complete_uuid(name, readings) for name in request)
     if not readings.nodes_are_known:
         return wanted - {ALL_NODES} if wanted == _nodes(wanted) else wanted - _nodes(wanted)
-    without_nvidia = not (readings.numbered or readings.nvidia_unread or NVIDIA_SOURCE in readings.failed)
-    if ALL in wanted and without_nvidia and (outside or ALL_NODES in wanted):
+    if ALL in wanted and not _may_have_nvidia(readings) and (outside or ALL_NODES in wanted):
         return wanted - {ALL} | {ALL_NODES}
     return wanted
 

@@ -1,6 +1,5 @@
 """GPUs: readings, processes, MIG instances. Pure."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -133,7 +132,7 @@ class Gpu:
         if self.mig is None:
             return self.uuid, self.number
         older = f"MIG-{self.mig.parent}/{self.mig.gpu_instance}/{self.mig.compute_instance}"
-        return self.uuid, self.number, older
+        return self.uuid, self.number, older, f"{self.index}/gi{self.mig.gpu_instance}"
 
     @property
     def is_hung(self) -> bool:
@@ -190,14 +189,6 @@ class Gpu:
 
 UNIDENTIFIED: Final = "unidentified-"
 """Name prefix of GPUs without a UUID, before the index."""
-
-
-ALL_NODES: Final = "dri"
-"""Requests every render node."""
-
-
-NODE: Final = re.compile(r"renderD[0-9]+")
-"""Documentation/gpu/drm-uapi.rst in the kernel."""
 
 
 NVIDIA_SOURCE: Final = "gpu"

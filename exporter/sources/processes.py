@@ -8,7 +8,7 @@ from typing import Final
 from exporter.evidence.process_ownership import ProcessOrigin
 from exporter.model.container import Container
 from exporter.model.worker import CpuUse
-from gpuwarden import clock, procfs
+from gpuwarden import clock, gpu_names, procfs
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 """The unit of /proc/PID/statm (proc_pid_statm(5)); up to 65536 on ARM."""
@@ -41,32 +41,26 @@ def gpu_request(pid: int, *, proc: Path = procfs.PROC) -> tuple[str, ...] | None
     Raises:
         OSError: the process ended or is not readable.
     """
-    environment = _environment(pid, proc)
-    devices = _variable(environment, b"NVIDIA_VISIBLE_DEVICES")
-    if devices is None:
-        devices = _variable(environment, b"CUDA_VISIBLE_DEVICES")
-    if devices is not None and devices.strip() == "-1":
-        devices = "none"  # CUDA's value for no GPU
-    return ("all",) if devices is None else visible_devices(devices)
+    return gpu_names.of_process(_environment(pid, proc))
 
 
 def gpus_of_container(pid: int, *, proc: Path = procfs.PROC) -> tuple[str, ...] | None:
-    """The GPUs that the NVIDIA container runtime assigned to a process's container.
+    """The GPUs that a process's container names.
 
     Raises:
         OSError: the process ended or is not readable.
     """
-    devices = _variable(_environment(pid, proc), b"NVIDIA_VISIBLE_DEVICES")
-    return None if devices is None else visible_devices(devices)
+    environment = _environment(pid, proc)
+    mounts: list[str] = []
+    if environment.get("NVIDIA_VISIBLE_DEVICES") == gpu_names.MOUNTS:
+        lines = procfs.read(f"{proc}/{pid}/mountinfo").decode("utf-8", "replace").splitlines()
+        mounts = [line.split()[4] for line in lines]  # proc_pid_mountinfo(5)
+    return gpu_names.of_container(environment, mounts)
 
 
-def _environment(pid: int, proc: Path) -> bytes:
-    return b"\0" + procfs.read(f"{proc}/{pid}/environ")
-
-
-def _variable(environment: bytes, name: bytes) -> str | None:
-    _, there, rest = environment.rpartition(b"\0" + name + b"=")
-    return rest.partition(b"\0")[0].decode("utf-8", "replace") if there else None
+def _environment(pid: int, proc: Path) -> dict[str, str]:
+    text = procfs.read(f"{proc}/{pid}/environ").decode("utf-8", "replace")
+    return {name: value for name, found, value in (each.partition("=") for each in text.split("\0")) if found}
 
 
 def cpu_use(pid: int, *, proc: Path = procfs.PROC) -> CpuUse:
@@ -145,9 +139,3 @@ def resident_bytes(pids: Iterable[int], *, proc: Path = procfs.PROC) -> int:
     if not sizes:
         raise OSError("no process of the worker can be read")
     return sum(sizes)
-
-
-def visible_devices(value: str) -> tuple[str, ...] | None:
-    """Parse NVIDIA_VISIBLE_DEVICES: a list, `all`, or `none`, `void` and empty."""
-    names = tuple(name.strip() for name in value.split(",") if name.strip())
-    return None if not names or names in (("none",), ("void",)) else names

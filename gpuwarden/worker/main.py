@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from gpuwarden import logs
+from gpuwarden import gpu_names, logs
 from gpuwarden.errors import GpuwardenError, WorkerStopping
 from gpuwarden.fields import made_from
 from gpuwarden.files import atomic_write
@@ -162,10 +162,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def gpus_named(env: Mapping[str, str]) -> str:
     """UUIDs of this process's GPUs from its environment, comma-separated. Index numbers are ignored."""
-    for name in ("GPUWARDEN_GPUS", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
-        if gpus := _gpus(env.get(name, "")):
-            return ",".join(gpus)
-    return ""
+    return ",".join(filter(is_gpu, gpu_names.of_process(env) or ()))
 
 
 def _configured_directory() -> Path | None:

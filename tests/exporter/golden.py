@@ -12,6 +12,7 @@ from unittest.mock import patch
 from prometheus_client import CollectorRegistry
 
 from exporter.collectors import registry as scrape
+from exporter.collectors.build_info import Build
 from exporter.collectors.registry import SnapshotCollector
 from exporter.evidence.container_history import stopped_container_evidence
 from exporter.http.exposition import render
@@ -21,7 +22,6 @@ from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown
 from exporter.model.worker import TaskReadings, WorkerReadings
-from gpuwarden.build_info import Build
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.state_file import Stamp, TaskFile
 from tests.exporter import builders as build

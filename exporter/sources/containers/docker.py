@@ -3,6 +3,7 @@
 import contextlib
 import grp
 import os
+import re
 import socket
 import stat
 import time
@@ -17,12 +18,10 @@ from requests import RequestException
 
 from exporter.evidence import server_health, vram_budgets
 from exporter.model.container import Container, HealthCheck, Probe, Server
-from exporter.model.gpu import ALL_NODES, NODE
 from exporter.model.unknown import Unknown
 from exporter.sources.containers.docker_events import Events
 from exporter.sources.containers.poller import Listener, Listing
-from exporter.sources.processes import visible_devices
-from gpuwarden import procfs
+from gpuwarden import gpu_names, procfs
 
 REFRESH_S: Final = 1.0
 
@@ -49,10 +48,8 @@ DOWN_MAX: Final = 64
 HEALTH_DEFAULT_NS: Final = 30e9
 """Docker's default interval and timeout."""
 
-CDI_GPU: Final = "nvidia.com/gpu="
-"""Prefix of a GPU in `docker run --device` (Container Device Interface)."""
-
-DRI: Final = Path("/dev/dri")
+DEVICE: Final = re.compile(r"/dev/(nvidia[0-9]+|dri|dri/renderD[0-9]+)")
+"""GPUs in `docker run --device`."""
 
 
 class EngineContainers(Listener):
@@ -333,29 +330,26 @@ def _folders(found: dict[str, Any], directory: str | None) -> tuple[str, ...]:
 
 
 def _gpu_request(found: dict[str, Any]) -> tuple[str, ...] | None:
-    """The requested GPUs: NVIDIA's and render nodes."""
-    return (*(_nvidia_request(found) or ()), *_render_nodes(found)) or None
+    """The requested GPUs: device requests, or else variables and mounts, and devices (ContainerInspect)."""
+    config = found["HostConfig"]
+    requests = config.get("DeviceRequests") or []
+    paths = [device.get("PathOnHost", "") for device in config.get("Devices") or []]
+    devices = [gpu_names.read(path) for path in paths if DEVICE.fullmatch(path)]
+    names = [name for request in requests for name in _device_request(request)]
+    if not names:
+        env = dict(entry.partition("=")[::2] for entry in found["Config"].get("Env") or [])
+        mounts = [mount.get("Destination", "") for mount in found.get("Mounts") or []]
+        names = list(gpu_names.of_container(env, mounts) or ())
+        if names == [gpu_names.ALL] and any(name.isdecimal() for name in devices):
+            names = []  # NVIDIA's images set the variable
+    return tuple(dict.fromkeys([*names, *devices])) or None
 
 
-def _render_nodes(found: dict[str, Any]) -> list[str]:
-    """Render nodes of `--device /dev/dri`, or of single nodes (ContainerInspect: Devices)."""
-    paths = [Path(device.get("PathOnHost", "")) for device in found["HostConfig"].get("Devices") or []]
-    if DRI in paths:
-        return [ALL_NODES]
-    return [path.name for path in paths if path.parent == DRI and NODE.fullmatch(path.name)]
-
-
-def _nvidia_request(found: dict[str, Any]) -> tuple[str, ...] | None:
-    """Requested NVIDIA GPUs: --gpus or --device (device requests), or NVIDIA_VISIBLE_DEVICES."""
-    for request in found["HostConfig"].get("DeviceRequests") or []:
-        ids = request.get("DeviceIDs") or []
-        by_cdi = tuple(name.removeprefix(CDI_GPU) for name in ids if name.startswith(CDI_GPU))
-        if by_cdi:
-            return by_cdi
-        if any("gpu" in group for group in request.get("Capabilities") or []):
-            return tuple(ids) or ("all",)
-    for entry in found["Config"].get("Env") or []:
-        name, _, value = entry.partition("=")
-        if name == "NVIDIA_VISIBLE_DEVICES":
-            return visible_devices(value)
-    return None
+def _device_request(request: dict[str, Any]) -> list[str]:
+    """The GPUs of one request. Docker gives the first ones for a count (moby, daemon/nvidia_linux.go)."""
+    ids = request.get("DeviceIDs") or []
+    by_cdi = [name for each in ids if (name := gpu_names.read_cdi(each))]
+    if by_cdi or not any("gpu" in group for group in request.get("Capabilities") or []):
+        return by_cdi
+    count = request.get("Count") or 0
+    return [gpu_names.read(each) for each in ids] or ([gpu_names.ALL] if count < 0 else [str(n) for n in range(count)])

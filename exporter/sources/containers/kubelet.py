@@ -6,6 +6,9 @@
     PodResources             { string name = 1; string namespace = 2; repeated ContainerResources containers = 3; }
     ContainerResources       { string name = 1; repeated ContainerDevices devices = 2; … }
     ContainerDevices         { string resource_name = 1; repeated string device_ids = 2; … }
+    ContainerResources       { repeated DynamicResource dynamic_resources = 5; }
+    DynamicResource          { repeated ClaimResource claim_resources = 4; … }
+    ClaimResource            { string driver_name = 2; string device_name = 4; … }
 
 One gRPC call over HTTP/2 (RFC 9113), written here because the gRPC package takes 27 MB. Headers of the answer are not
 read: an answer without a whole message is an error.
@@ -27,7 +30,7 @@ ANSWER_MAX: Final = 16 * 2**20
 """Largest answer, bytes: gRPC's limit for the kubelet's clients."""
 
 DeviceIds = Mapping[tuple[str, str, str], Mapping[str, tuple[str, ...]]]
-"""Device ids by (namespace, pod, container), then by resource name."""
+"""Device ids by (namespace, pod, container), then by resource name or DRA driver."""
 
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _END_STREAM, _ACK, _END_HEADERS, _PADDED = 1, 1, 4, 8
@@ -67,6 +70,10 @@ def parse(message: bytes) -> DeviceIds:
             for each in _all(container, 2):  # one entry per NUMA node
                 resource = _text(each, 1)
                 devices[resource] = devices.get(resource, ()) + tuple(_utf8(name) for name in _all(each, 2))
+            for claim in _all(container, 5):
+                for each in _all(claim, 4):
+                    driver = _text(each, 2)
+                    devices[driver] = (*devices.get(driver, ()), _text(each, 4))
             found[_text(pod, 2), _text(pod, 1), _text(container, 1)] = devices
     return found
 

@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from exporter.evidence import gpu_attribution, vram_budgets
+from exporter.evidence import vram_budgets
 from exporter.model.container import Container, VramBudget
-from exporter.model.gpu import ALL_NODES
 from exporter.model.snapshot import SourceHealth
 from exporter.sources import processes
 from exporter.sources.containers import kubelet
 from exporter.sources.containers.poller import Listener, Listing
-from gpuwarden import cgroup, procfs
+from gpuwarden import cgroup, gpu_names, procfs
 from gpuwarden.errors import GpuwardenError
 
 LOGS: Final = Path("/var/log/containers")
@@ -53,24 +52,23 @@ ABSENT_S: Final = 60.0
 """Seconds between two searches for missing cgroups: logs outlive their containers."""
 
 GPU_RESOURCE: Final = re.compile(
-    r"nvidia\.com/(?:gpu|mig-).*|amd\.com/(?:gpu|[a-z]+_nps[0-9]+)|gpu\.intel\.com/(?!.*_monitoring$).*"
+    r"[^/]+/[^/]*gpu.*|nvidia\.com/mig-.*|amd\.com/[a-z]+_nps[0-9]+|gpu\.intel\.com/(?!.*_monitoring$).*|"
+    r"tencent\.com/vcuda-.*|gpu\.(?:nvidia|amd|intel)\.com"
 )
-"""Resources whose devices are GPUs.
+"""Resources whose devices are GPUs, and the DRA drivers of GPUs.
 
-nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-1g.10gb (NVIDIA/k8s-device-plugin, README.md); amd.com/gpu,
-amd.com/cpx_nps4 for partitions (ROCm/k8s-device-plugin, internal/pkg/plugin/plugin.go); gpu.intel.com/i915 and
-gpu.intel.com/xe, but not i915_monitoring (intel/intel-device-plugins-for-kubernetes, cmd/gpu_plugin/README.md).
+nvidia.com/mig-1g.10gb (NVIDIA/k8s-device-plugin, README.md); amd.com/cpx_nps4 for partitions (ROCm/k8s-device-plugin,
+internal/pkg/plugin/plugin.go); gpu.intel.com/xe, but not i915_monitoring (intel/intel-device-plugins-for-kubernetes).
 """
 
 _LINK = re.compile(r".*-([0-9a-f]{64})\.log")
 _TARGET = re.compile(r"(?:.*/)?([^/_]+)_([^/_]+)_([^/_]+)/([^/_]+)/([0-9]+)\.log")
-_SHARED_CARD = re.compile(r"(card[0-9]+)-[0-9]+")
 _ID = re.compile(r"[a-z0-9.-]+://([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodContainer:
-    """A container of a pod; `gpu_wanted` is unknown without the API."""
+    """A container of a pod; `gpu_resources` is unknown without the API."""
 
     id: str
     namespace: str
@@ -79,7 +77,7 @@ class PodContainer:
     name: str
     restarts: int
     image: str | None = None
-    gpu_wanted: bool | None = None
+    gpu_resources: tuple[str, ...] | None = None
     vram_budget: VramBudget = field(default_factory=VramBudget)
 
     @property
@@ -163,7 +161,7 @@ def running_containers(pod: dict[str, Any], resource: str) -> list[PodContainer]
                     name=each["name"],
                     restarts=int(each["restartCount"]),
                     image=its.get("image"),
-                    gpu_wanted=any(GPU_RESOURCE.fullmatch(name) for name in limits),
+                    gpu_resources=tuple(filter(GPU_RESOURCE.fullmatch, limits)),
                     vram_budget=vram_budgets.parse_pod_limit(limits.get(resource), resource),
                 )
             )
@@ -319,10 +317,8 @@ class Pods(Listener):
             pid = before.pid if before is not None and before.pid in pids else self._first(pids)
             if pod.id in self._gpus_by_id:
                 request = self._gpus_by_id[pod.id]
-            elif pod.gpu_wanted is not None:
-                request = (
-                    (gpu_attribution.ALL, ALL_NODES) if pod.gpu_wanted else None
-                )  # the GPUs are unknown, so all may be its own
+            elif pod.gpu_resources is not None:
+                request = pod.gpu_resources or None  # which GPUs is unknown
             else:
                 request = processes.gpus_of_container(pid, proc=self._proc)
         except OSError:
@@ -358,15 +354,11 @@ def _may_exist(path: Path) -> bool:
 
 
 def _select_gpus(devices: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:
-    """The GPUs among a container's devices, by a name in `Gpu.names`.
-
-    NVIDIA's plugin names a time share UUID::NUMBER, Intel's (cmd/gpu_plugin/gpu_plugin.go) card0-NUMBER. AMD's
-    (internal/pkg/amdgpu/amdgpu.go) uses PCI addresses.
-    """
-    names = (_gpu(name) for resource, ids in devices.items() if GPU_RESOURCE.fullmatch(resource) for name in ids)
-    return tuple(dict.fromkeys(names)) or None
-
-
-def _gpu(device: str) -> str:
-    shared = _SHARED_CARD.fullmatch(device)
-    return shared[1] if shared else device.partition("::")[0]
+    """The GPUs among a container's devices; a resource stands for devices with unknown names."""
+    names = (
+        (gpu_names.read(name), resource)
+        for resource, ids in devices.items()
+        if GPU_RESOURCE.fullmatch(resource)
+        for name in ids
+    )
+    return tuple(dict.fromkeys(name if gpu_names.is_known(name) else resource for name, resource in names)) or None

@@ -696,6 +696,21 @@ def test_unknown_use_outside_containers_is_absent() -> None:
     assert hot(golden.scraped(replace(golden.SNAPSHOT, unplaced=()))).isdisjoint(names)
 
 
+def test_name_that_fits_no_gpu_misses_its_attribution() -> None:
+    unknown = Unknown(reason="gpu_missing", message="assigned GPU 7 is not reported")
+    share = GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0, attributed=True)
+    place = build.evidence(
+        shares=(share,), gpus=("GPU-0", "GPU-1", "GPU-2"), gpu_unknown=unknown, nameless=("nvidia.com/gpu", "all")
+    )
+
+    text = golden.scraped(build.snapshot(containers=(place,), lost_gpus=("GPU-2",)))
+
+    name = "gpuwarden_container_gpu_attribution_missing"
+    assert [values(text, name, gpu=f"GPU-{number}") for number in range(3)] == [[0.0], [1.0], []]
+    assert values(text, name, gpu="nvidia.com/gpu") == [1.0]
+    assert values(text, name, gpu="all") == []
+
+
 # Failing, stale
 
 

@@ -88,7 +88,7 @@ def test_utilisation_of_a_container_with_all_gpus(found: list[Gpu], expected: tu
         pytest.param(("0", "GPU-0", "0"), (0.25, None), id="one GPU named three times"),
         pytest.param(("0", "7"), (None, "gpu_missing"), id="an unreported index"),
         pytest.param(("GPU-0", "MIG-1"), (None, "gpu_missing"), id="an unreported partition"),
-        pytest.param(None, (None, "no_gpu"), id="none"),
+        pytest.param(None, (0.25, None), id="none: the GPU that lists its process"),
     ],
 )
 def test_requested_gpus_are_attributed(

@@ -343,9 +343,7 @@ def test_memory_on_an_unassigned_gpu_counts() -> None:
     found = attribute_gpus(build.container(gpu_request=None), frozenset({4001}), readings, Thresholds())
 
     assert found.shares == (GpuShare(gpu="GPU-0", utilization_ratio=0.2, memory_bytes=5 * MIB, attributed=True),)
-    assert (found.gpus, found.utilization_ratio) == ((), None)
-    assert found.unknown is not None
-    assert found.unknown.reason == "no_gpu"
+    assert (found.gpus, found.utilization_ratio) == (("GPU-0",), 0.2)
     assert attribute_gpus(build.container(gpu_request=None), frozenset({4001}), None, Thresholds()).shares == ()
 
 

@@ -29,10 +29,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from exporter.model.gpu import NO_ATTRIBUTION, NODE, Gpu, GpuFigures, GpuProcess, GpuReadings
+from exporter.model.gpu import NO_ATTRIBUTION, Gpu, GpuFigures, GpuProcess, GpuReadings
 from exporter.sources.gpu.drm.clients import FILES_MAX, PROC, Clients, GpuClients, ProcessUse
 from exporter.sources.gpu.drm.kfd import NO_PART, SYS, Announce, Compute, Kfd, Node, Topology, number_in
 from exporter.sources.gpu.isolated.protocol import HUNG, HUNG_FIGURES, Question
+from gpuwarden import gpu_names
 
 SOURCE: Final = "drm"
 WHO: Final = "the kernel's AMD and Intel drivers"
@@ -191,7 +192,7 @@ class DrmGpus:
             return []
         found: list[_Device] = []
         for node in nodes_of_drm:
-            if not NODE.fullmatch(node.name):
+            if not gpu_names.NODE.fullmatch(node.name):
                 continue
             try:
                 own = node.resolve(strict=True).parent.parent

@@ -7,7 +7,6 @@ import pytest
 from exporter.model.container import HealthCheck, Server, VramBudget
 from exporter.model.unknown import Unknown
 from exporter.sources.containers.docker import _container
-from exporter.sources.processes import visible_devices
 from tests.exporter import builders as build
 from tests.exporter.sources.containers.docker_daemon import OWN, UNHEALTHY, inspected
 
@@ -46,11 +45,19 @@ def test_container_that_does_not_run_is_ignored(found: dict[str, Any]) -> None:
 
 
 GPUS_ALL = {"Driver": "", "Count": -1, "DeviceIDs": None, "Capabilities": [["gpu"]], "Options": {}}
-GPUS_TWO = {"Driver": "", "Count": 2, "DeviceIDs": None, "Capabilities": [["gpu"]], "Options": {}}
+GPUS_ONE = {"Driver": "", "Count": 1, "DeviceIDs": None, "Capabilities": [["gpu"]], "Options": {}}
 GPUS_NAMED = {"Driver": "nvidia", "Count": 0, "DeviceIDs": ["0", "GPU-1"], "Capabilities": [["gpu", "utility"]]}
 CDI_NAMED = {"Driver": "cdi", "Count": 0, "DeviceIDs": ["nvidia.com/gpu=0", "nvidia.com/gpu=GPU-1"]}
 CDI_ALL = {"Driver": "cdi", "Count": 0, "DeviceIDs": ["nvidia.com/gpu=all"], "Capabilities": None}
+CDI_AMD = {"Driver": "cdi", "Count": 0, "DeviceIDs": ["amd.com/gpu=all"], "Capabilities": None}
 CDI_OTHER = {"Driver": "cdi", "Count": 0, "DeviceIDs": ["example.com/card=0"], "Capabilities": None}
+OTHER = {"Type": "bind", "Source": "/srv", "Destination": "/srv"}
+
+
+def mount(name: str) -> dict[str, str]:
+    return {"Type": "bind", "Source": "/dev/null", "Destination": f"/var/run/nvidia-container-devices/{name}"}
+
+
 NO_GPU = {"Driver": "", "Count": 1, "DeviceIDs": ["7"], "Capabilities": [["tpu"]]}
 
 
@@ -59,11 +66,28 @@ NO_GPU = {"Driver": "", "Count": 1, "DeviceIDs": ["7"], "Capabilities": [["tpu"]
     [
         pytest.param(inspected(), None, id="no request"),
         pytest.param(inspected(requests=[GPUS_ALL]), ("all",), id="--gpus all"),
-        pytest.param(inspected(requests=[GPUS_TWO]), ("all",), id="--gpus 2: which two is unknown, so all"),
+        pytest.param(inspected(requests=[GPUS_ONE]), ("0",), id="--gpus 1, Compose count: 1"),
+        pytest.param(inspected(requests=[{**GPUS_ONE, "Count": 2}]), ("0", "1"), id="--gpus 2: Docker gives the first"),
+        pytest.param(inspected(requests=[{**GPUS_ONE, "Count": 0}]), None, id="Compose count: 0"),
         pytest.param(inspected(requests=[GPUS_NAMED]), ("0", "GPU-1"), id="--gpus device=0,GPU-1"),
         pytest.param(inspected(requests=[CDI_NAMED]), ("0", "GPU-1"), id="--device nvidia.com/gpu=0, by CDI"),
         pytest.param(inspected(requests=[CDI_ALL]), ("all",), id="--device nvidia.com/gpu=all, by CDI"),
         pytest.param(inspected(requests=[CDI_OTHER]), None, id="CDI device of another vendor"),
+        pytest.param(inspected(requests=[GPUS_NAMED, CDI_AMD]), ("0", "GPU-1", "dri"), id="requests of two vendors"),
+        pytest.param(
+            inspected(env=["NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices"], mounts=[mount("GPU-1"), OTHER]),
+            ("GPU-1",),
+            id="mounts",
+        ),
+        pytest.param(
+            inspected(env=["DOCKER_RESOURCE_GPU=GPU-1", "NVIDIA_VISIBLE_DEVICES=all"]), ("GPU-1",), id="Swarm"
+        ),
+        pytest.param(inspected(devices=("/dev/nvidia1", "/dev/nvidiactl")), ("1",), id="--device /dev/nvidia1"),
+        pytest.param(
+            inspected(devices=("/dev/nvidia1",), env=["NVIDIA_VISIBLE_DEVICES=all"]),
+            ("1",),
+            id="--device of an NVIDIA image",
+        ),
         pytest.param(inspected(requests=[NO_GPU]), None, id="other device"),
         pytest.param(inspected(env=["A=1", "NVIDIA_VISIBLE_DEVICES=1"]), ("1",), id="variable of the NVIDIA runtime"),
         pytest.param(
@@ -88,23 +112,6 @@ def test_requested_gpus_are_read(found: dict[str, Any], request_: tuple[str, ...
 
     assert container is not None
     assert container.gpu_request == request_
-
-
-@pytest.mark.parametrize(
-    ("value", "names"),
-    [
-        ("all", ("all",)),
-        ("0", ("0",)),
-        ("0,1", ("0", "1")),
-        (" 0 , GPU-1 ,", ("0", "GPU-1")),
-        ("none", None),
-        ("void", None),
-        ("", None),
-        (" , ", None),
-    ],
-)
-def test_forms_of_nvidia_visible_devices(value: str, names: tuple[str, ...] | None) -> None:
-    assert visible_devices(value) == names
 
 
 # Servers

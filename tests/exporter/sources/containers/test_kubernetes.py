@@ -43,6 +43,7 @@ from tests.waiting import eventually
 
 ID = "0123456789abcdef" * 4
 OTHER = "fedcba9876543210" * 4
+UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 UID = "5d0c1f4e-0000-4000-8000-000000000001"
 GROUP = f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID.replace('-', '_')}.slice"
 VRAM = "gpuwarden/vram-mib"
@@ -71,7 +72,14 @@ def resources(*containers: tuple[str, str, str, dict[str, list[str]]]) -> bytes:
             field(2, field(1, resource.encode()) + b"".join(field(2, each.encode()) for each in ids)
                   + field(3, field(1, field(1, 1))))
             for resource, ids in devices.items()
+            if "/" in resource
         )  # fmt: skip
+        entries += b"".join(
+            field(5, field(2, b"claim") + field(4, field(2, driver.encode()) + field(4, each.encode())))
+            for driver, ids in devices.items()
+            if "/" not in driver
+            for each in ids
+        )
         container = field(1, name.encode()) + entries + field(3, 7) + field(4, field(2, 1 << 40))
         out += field(1, field(1, pod.encode()) + field(2, namespace.encode()) + field(3, container))
     return out
@@ -321,7 +329,7 @@ def test_container_of_a_pod_has_its_name_and_budget_from_the_api(host: Host, clu
         name="ml/llm-0/server",
         incarnation=f"{UID}@{ID}@2",
         pid=42,
-        gpu_request=("all", "dri"),
+        gpu_request=("nvidia.com/gpu",),
         image="llm:1",
         vram_budget=VramBudget(budget_bytes=3000 * build.MIB),
         namespace="ml",
@@ -357,6 +365,12 @@ def test_container_of_a_pod_has_its_name_from_the_kubelets_links_without_the_api
         pytest.param({"amd.com/gpu": ["0000:03:00.0"]}, ("0000:03:00.0",), id="AMD"),
         pytest.param({"amd.com/cpx_nps4": ["amdgpu_xcp_30"]}, ("amdgpu_xcp_30",), id="AMD partition"),
         pytest.param({"gpu.intel.com/xe": ["card0-0", "card0-1", "card1-0"]}, ("card0", "card1"), id="Intel"),
+        pytest.param({"nvidia.com/gpu": ["nvidia0/vgpu1", "nvidia1/gi3"]}, ("0", "1/gi3"), id="GKE"),
+        pytest.param({"aliyun.com/gpu-mem": [f"{UUID}-_-0", f"{UUID}-_-1"]}, (UUID,), id="Aliyun"),
+        pytest.param({"volcano.sh/vgpu-number": [f"{UUID}-3"]}, (UUID,), id="HAMi"),
+        pytest.param({"gpu.nvidia.com": ["gpu-0", "gpu-3"]}, ("0", "3"), id="NVIDIA's DRA driver"),
+        pytest.param({"compute-domain.nvidia.com": ["channel-0"]}, None, id="another DRA driver"),
+        pytest.param({"example.com/gpu": ["a", "b"]}, ("example.com/gpu",), id="GPUs with other names"),
         pytest.param({"gpu.intel.com/i915_monitoring": ["all"]}, None, id="Intel monitoring"),
         pytest.param({"nvidia.com/hostdev": ["0000:3b:00.2"]}, None, id="NVIDIA network card"),
         pytest.param({"example.com/nic": ["nic0"]}, None, id="other devices"),
@@ -373,7 +387,7 @@ def test_gpus_of_a_pod_are_those_listed_by_the_kubelet(
 
 
 @pytest.mark.parametrize(
-    ("limits", "request_"), [({"nvidia.com/gpu": "1"}, ("all", "dri")), ({"cpu": "1"}, None), (None, None)]
+    ("limits", "request_"), [({"nvidia.com/gpu": "1"}, ("nvidia.com/gpu",)), ({"cpu": "1"}, None), (None, None)]
 )
 def test_limit_without_the_kubelets_socket_shows_only_whether_it_has_gpus(
     host: Host, cluster: Cluster, limits: dict[str, str] | None, request_: tuple[str, ...] | None

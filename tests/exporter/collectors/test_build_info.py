@@ -5,7 +5,8 @@ import platform
 
 import pytest
 
-from gpuwarden import __version__, build_info
+from exporter.collectors import build_info
+from gpuwarden import __version__
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
