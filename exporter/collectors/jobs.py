@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
-from exporter.collectors.family import Row, gauge, or_nan
+from exporter.collectors.family import Row, counter, gauge, or_nan
 from exporter.evidence import activity
 from exporter.model.container import ContainerEvidence
 from exporter.model.snapshot import Snapshot
@@ -234,6 +234,14 @@ def _progress(rows: list[_Row]) -> Iterable[Metric]:
         ((row.key, row.job.step_max_s) for row in rows),
         source="job file",
         absent=f"{_NO_JOB}, or it has done fewer than two steps",
+    )
+    yield counter(
+        "gpuwarden_job_paused_seconds",
+        "Time for which the container of a worker with a job was paused.",
+        _SLOT,
+        ((row.key, row.place.paused_s) for row in rows if row.place),
+        source="the container's freezer, at each sample",
+        absent=f"{_NO_JOB}, or its container is unknown",
     )
     yield gauge(
         "gpuwarden_job_items",

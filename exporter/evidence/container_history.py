@@ -73,10 +73,11 @@ class UsageCounters:
 
 
 class PauseTracker:
-    """Observed pauses of a container."""
+    """Observed pauses of a container, and their total."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._gap_max_s = thresholds.gap_max_s
+        self.total_s = 0.0
         self._frozen_s: float | None = None
         self._pauses: deque[tuple[float, float]] = deque(maxlen=PAUSES_MAX)
 
@@ -84,6 +85,7 @@ class PauseTracker:
         """Add the time at which the whole container was seen frozen, or `None`; returns the pauses so far."""
         before_s, self._frozen_s = self._frozen_s, frozen_s
         if frozen_s is not None and before_s is not None and 0 < frozen_s - before_s <= self._gap_max_s:
+            self.total_s += frozen_s - before_s
             goes_on = self._pauses and self._pauses[-1][1] == before_s
             self._pauses.append((self._pauses.pop()[0] if goes_on else before_s, frozen_s))
         return tuple(self._pauses)
@@ -188,4 +190,5 @@ class ContainerHistory:
             lost_gpus=tuple(uuid for uuid in gpu.gpus if uuid in lost) if lost else (),
             gpu_lost_s=self._lost.observe(container, gpu, lost, now_s=now_s),
             pauses=self._pauses.observe(frozen_s),
+            paused_s=self._pauses.total_s,
         )

@@ -141,6 +141,8 @@ class ContainerEvidence(NamedTuple):
     """Requested names without a known UUID."""
     pauses: tuple[tuple[float, float], ...] = ()
     """Start and end, CLOCK_BOOTTIME seconds."""
+    paused_s: float = 0.0
+    """All pauses, seconds."""
 
     @property
     def ram_bytes(self) -> int | None:

@@ -470,14 +470,14 @@ def test_long_outage_makes_only_inactive_containers_stuck() -> None:
     assert after(1200, 0.5) == 0.0
 
 
-def pauses_seen(*samples: tuple[float, float | None]) -> tuple[tuple[float, float], ...]:
-    """The pauses after these samples: seconds since the previous one, and when the kernel reported it frozen."""
+def observe_pauses(*samples: tuple[float, float | None]) -> ContainerEvidence:
+    """The evidence after these samples: seconds since the previous one, and when the kernel reported it frozen."""
     history, now_s = ContainerHistory(THRESHOLDS), 1000.0
     for gap_s, frozen_s in samples:
         now_s += gap_s
         container = build.container(paused=frozen_s is not None)
         last = history.observe(container, gpus_at(1.0), ram(1), now_s=now_s, frozen_s=frozen_s)
-    return last.pauses
+    return last
 
 
 @pytest.mark.parametrize(
@@ -500,15 +500,20 @@ def pauses_seen(*samples: tuple[float, float | None]) -> tuple[tuple[float, floa
 def test_pause_lasts_from_its_first_to_its_last_sample(
     samples: list[tuple[float, float | None]], pauses: tuple[tuple[float, float], ...]
 ) -> None:
-    assert pauses_seen(*samples) == pauses
+    found = observe_pauses(*samples)
+
+    assert found.pauses == pauses
+    assert found.paused_s == sum(to_s - from_s for from_s, to_s in pauses)
 
 
 def test_oldest_pauses_are_dropped_first() -> None:
     samples = [(1.0, each) for number in range(PAUSES_MAX + 1) for each in (3.0 * number, 3.0 * number + 1.0, None)]
 
-    seen = pauses_seen(*samples)
+    found = observe_pauses(*samples)
 
+    seen = found.pauses
     assert (len(seen), seen[0], seen[-1]) == (PAUSES_MAX, (3.0, 4.0), (3.0 * PAUSES_MAX, 3.0 * PAUSES_MAX + 1.0))
+    assert found.paused_s == PAUSES_MAX + 1.0
 
 
 def test_pause_restarts_saturated_time() -> None:
