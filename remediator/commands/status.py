@@ -25,6 +25,7 @@ from gpuwarden.db.engine import DatabaseError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, count_of, format_duration, format_time, printable
 from gpuwarden.queue import JobStore, Quarantine
+from gpuwarden.settings import split
 from remediator.clients import exporter
 from remediator.clients import http as answers
 from remediator.clients.exporter import ExporterAuth
@@ -452,13 +453,12 @@ def _parser() -> argparse.ArgumentParser:
         "queue of `gpuwarden up`",
     )
     for name, (default, title) in ADDRESSES.items():
-        env = f"GPUWARDEN_{name.upper()}_URL"
-        parser.add_argument(
-            f"--{name}",
-            metavar="URL",
-            default=os.environ.get(env) or default,
-            help=f"{title}, or ${env}; 'none' to skip (default: %(default)s)",
-        )
+        env = "GPUWARDEN_REMEDIATOR_" + ("PORT" if name == "remediator" else name.upper())
+        known = (split(os.environ.get(env, "")) or [default])[0]
+        if known.isdecimal():
+            known = f"http://127.0.0.1:{known}"
+        help_text = f"{title}, by ${env} of the services; 'none' to skip (default: %(default)s)"
+        parser.add_argument(f"--{name}", metavar="URL", default=known, help=help_text)
     for name, (title, of) in ACCESS.items():
         env = f"GPUWARDEN_REMEDIATOR_EXPORTER_{name.upper()}"
         option = f"--exporter-{name.replace('_', '-')}"

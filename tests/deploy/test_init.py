@@ -13,6 +13,7 @@ from deploy.standalone import docker_socket, init
 from deploy.standalone.init import InitError, Site, files
 from exporter.settings import Settings as WatchSettings
 from gpuwarden.errors import GpuwardenError
+from remediator.commands import status
 from remediator.settings.settings import ExecuteSettings
 from testbed.check_release import run_part
 
@@ -54,6 +55,20 @@ def test_second_run_keeps_token_and_host_and_changes_nothing(tmp_path: Path) -> 
 
     assert written(tmp_path) == first
     assert (tmp_path / "gpuwarden" / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_status_asks_the_addresses_of_the_services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ports = {"remediator": 1, "exporter": 2, "prometheus": 3, "alertmanager": 4}
+    options = [word for part, port in ports.items() for word in (f"--{part}-port", str(port))]
+    for line in written(tmp_path, *options)["gpuwarden/gpuwarden.env"].splitlines():
+        if "=" in line and not line.startswith("#"):
+            monkeypatch.setenv(*line.split("=", 1))
+
+    asked = status._parser().parse_args([])
+
+    assert {part: getattr(asked, part) for part in ports} == {
+        part: f"http://127.0.0.1:{port}" for part, port in ports.items()
+    }
 
 
 def test_second_run_keeps_the_watchdog_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

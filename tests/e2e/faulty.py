@@ -224,7 +224,9 @@ class Site:
 
     def gpuwarden(self, *arguments: str) -> tuple[int, str]:
         """Run a command as a user does; return its exit code and output."""
-        where = {f"GPUWARDEN_{part.upper()}_URL": f"http://127.0.0.1:{port}" for part, port in self.ports.items()}
+        others = {part: port for part, port in self.ports.items() if part != "remediator"}
+        where = {f"GPUWARDEN_REMEDIATOR_{part.upper()}": f"http://127.0.0.1:{port}" for part, port in others.items()}
+        where["GPUWARDEN_REMEDIATOR_PORT"] = str(self.ports["remediator"])
         where |= {"GPUWARDEN_REMEDIATOR_LEDGER": self.url("ledger"), "GPUWARDEN_QUEUE_DB": self.url("queue")}
         done = subprocess.run(
             [sys.executable, "-m", "gpuwarden", *arguments],

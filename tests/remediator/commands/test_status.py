@@ -96,8 +96,9 @@ def ask(
     ledger: Ledger, ledger_url: str, parts: Parts, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Said]:
     """Run `gpuwarden status` with healthy parts. Returns its exit code and its lines."""
-    for name in status.ADDRESSES:
-        monkeypatch.setenv(f"GPUWARDEN_{name.upper()}_URL", parts.url)
+    for name in ("EXPORTER", "PROMETHEUS", "ALERTMANAGER"):
+        monkeypatch.setenv(f"GPUWARDEN_REMEDIATOR_{name}", parts.url)
+    monkeypatch.setenv("GPUWARDEN_REMEDIATOR_PORT", parts.url.rpartition(":")[2])
     for name in ("GPUWARDEN_QUEUE_DB", "GPUWARDEN_QUEUE_DB"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pathlib.Path.home", lambda: Path("/nowhere"))
