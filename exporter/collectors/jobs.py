@@ -45,6 +45,7 @@ class _Row:
     inactive_alone_s: float | None
     heartbeat_age_s: float | None
     dead_s: float | None
+    is_active_rank: bool
 
     @property
     def pauses(self) -> Pauses:
@@ -101,6 +102,7 @@ def _row(
         else None,
         heartbeat_age_s=reading.worker.heartbeat.age_s(now),
         dead_s=snapshot.dead_s.get(reading.worker.worker),
+        is_active_rank=is_gang_rank(job) and activity.is_rank_active(job, own or place, timeouts, now=now),
     )
 
 
@@ -429,6 +431,15 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         (((*row.key, gang, str(row.job.rank)), float(row.job.attempt)) for row, _, _, gang in candidates),
         source="job file",
         absent=_NO_RANK,
+    )
+    yield gauge(
+        "gpuwarden_gang_rank_active_attempt",
+        "As `gpuwarden_gang_rank_attempt`, but only for a rank with activity of its own in the last minute, other than "
+        "a new phase or a saturated GPU.",
+        (*_SLOT, "gang"),
+        (((*row.key, row.job.gang or ""), float(row.job.attempt)) for row in ranks if row.is_active_rank),
+        source="job file, and its container's GPU, RAM and work",
+        absent=f"{_NO_RANK}, or it has no such activity",
     )
     yield gauge(
         "gpuwarden_gang_rank_overdue_attempt",

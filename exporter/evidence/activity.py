@@ -8,6 +8,8 @@ from gpuwarden import conditions
 from gpuwarden.conditions import Sign
 from gpuwarden.state_file import JobFile, Stamp
 
+RANK_ACTIVE_S: Final = 60.0
+
 
 def inactive_s(
     job: JobFile,
@@ -52,6 +54,18 @@ def _seconds_without(
         # Page cache of a shared container belongs to no single worker.
         more={Sign.IO: evidence.io_idle_s if evidence else None} if shared_container else {},
     )
+
+
+def is_rank_active(job: JobFile, evidence: ContainerEvidence | None, timeouts: PhaseTimeouts, *, now: Stamp) -> bool:
+    """Whether a rank did something within `RANK_ACTIVE_S`: its gang may wait for it (A14b).
+
+    A new phase proves nothing; nor a saturated GPU: waiting ranks spin.
+    """
+    signs = _seconds_without(job, evidence, timeouts, now=now)
+    del signs[Sign.PHASE]
+    if evidence is not None and conditions.reached(evidence.gpu_saturated_s, RANK_ACTIVE_S):
+        del signs[Sign.GPU]
+    return any(without_s is not None and without_s < RANK_ACTIVE_S for without_s in signs.values())
 
 
 def not_stalled_reason(

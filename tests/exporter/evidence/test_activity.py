@@ -306,3 +306,46 @@ def test_stall_timeout_depends_on_the_phase() -> None:
     }
 
     assert found == {199.5: None, 200.0: "GPU was busy or unknown 1 s ago"}
+
+
+# Ranks that their gang may wait for
+
+
+WAITS: dict[str, Any] = {
+    "gpu_idle_s": 500.0, "ram_idle_s": 500.0, "io_idle_s": 500.0, "page_fault_idle_s": 500.0, "cpu_idle_s": 500.0,
+    "heavy_work_idle_s": 500.0, "gpu_saturated_s": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("phase", "changes", "job", "active"),
+    [
+        pytest.param(Phase.STEP, {}, {}, False, id="nothing"),
+        pytest.param(Phase.STEP, {}, {"phase_started": build.ago(1.0)}, False, id="a new phase alone"),
+        pytest.param(Phase.STEP, {}, {"step_beat": build.ago(59.9)}, True, id="a step beat"),
+        pytest.param(Phase.STEP, {}, {"step_beat": build.ago(60.0)}, False, id="a step beat a minute ago"),
+        pytest.param(Phase.STEP, {"gpu_idle_s": 0.0}, {}, True, id="its GPU computes"),
+        pytest.param(Phase.STEP, {"gpu_idle_s": 0.0, "gpu_saturated_s": 59.9}, {}, True, id="saturated for a moment"),
+        pytest.param(Phase.STEP, {"gpu_idle_s": 0.0, "gpu_saturated_s": 60.0}, {}, False, id="spins in a collective"),
+        pytest.param(Phase.STEP, {"ram_idle_s": 3.0, "gpu_saturated_s": 900.0}, {}, True, id="saturated, RAM moves"),
+        pytest.param(Phase.STEP, {"heavy_work_idle_s": 3.0}, {}, True, id="heavy work in a step"),
+        pytest.param(Phase.CHECKPOINT, {"io_idle_s": 3.0}, {}, True, id="writes a checkpoint"),
+        pytest.param(Phase.LOAD, {"cpu_idle_s": None, "gpu_idle_s": None}, {}, False, id="unknown is not active"),
+    ],
+)
+def test_rank_is_active_by_what_it_does_itself(
+    phase: Phase, changes: dict[str, Any], job: dict[str, Any], active: bool
+) -> None:
+    given = build.job_file(
+        **{"phase": phase, "step_beat": build.ago(600.0), "phase_started": build.ago(700.0), "ranks": 2, **job}
+    )
+
+    assert (
+        activity.is_rank_active(given, build.evidence(**WAITS | changes), PhaseTimeouts(), now=build.ago(0)) is active
+    )
+
+
+def test_rank_in_an_unknown_container_is_active_by_its_step_beat() -> None:
+    given = build.job_file(step_beat=build.ago(3.0), ranks=2)
+
+    assert activity.is_rank_active(given, None, PhaseTimeouts(), now=build.ago(0))
