@@ -22,7 +22,7 @@ PROMTOOL_TIMEOUT_S = 300
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - for many small files
 AT_ONCE = 200
 """Files per promtool check."""
-TESTED_AT_ONCE = 20
+TESTED_AT_ONCE = 8
 """Files per promtool test: more could exceed the timeout on a busy machine."""
 
 _VERDICT = re.compile(r"^Unit Testing:  (\S+)\n(.*?)(?=^Unit Testing|\Z)", re.MULTILINE | re.DOTALL)
