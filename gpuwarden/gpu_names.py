@@ -11,10 +11,10 @@ ALL: Final = "all"
 """All NVIDIA GPUs."""
 
 ALL_NODES: Final = "dri"
-"""All render nodes: every AMD and Intel GPU."""
+"""All AMD and Intel GPUs."""
 
 NODE: Final = re.compile(r"renderD[0-9]+")
-"""A render node (drm-uapi.rst in the kernel)."""
+"""A render node."""
 
 MOUNTS: Final = "/var/run/nvidia-container-devices"
 """Folder whose mounts name GPUs (NVIDIA's container toolkit)."""

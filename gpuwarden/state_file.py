@@ -148,7 +148,7 @@ class TaskFile:
 
     task_id: int
     pid: int
-    pgid: int
+    pgid: int | None
     started_unix_s: float
 
 
@@ -233,7 +233,7 @@ def parse_task(text: str) -> TaskFile:
     return TaskFile(
         task_id=fields.number("running_log_id", least=0, most=2**63 - 1),
         pid=fields.number("remote_pid", least=1, most=PID_MAX),
-        pgid=fields.number("remote_pgid", least=1, most=PID_MAX),
+        pgid=fields.number("remote_pgid", least=1, most=PID_MAX) if fields.given("remote_pgid") else None,
         started_unix_s=fields.seconds_or_text("timestamp"),
     )
 
@@ -303,6 +303,10 @@ class _Fields:
             )
         except StateFileError as error:
             raise StateFileError(error.reason, f"{name}: {error}") from None
+
+    def given(self, name: str) -> bool:
+        """Whether it has a value."""
+        return self._fields.get(name) not in (None, "")
 
     def number(self, name: str, *, least: int, most: int) -> int:
         """An integer, or its digits."""

@@ -22,7 +22,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_task_info",
         "A task of another runner, from its task file; always 1.",
         ("task", "pid", "pgid"),
-        (((str(each.task.task_id), str(each.task.pid), str(each.task.pgid)), 1.0) for each in found),
+        (((str(each.task.task_id), str(each.task.pid), str(each.task.pgid or "")), 1.0) for each in found),
         source="the file in `--task-dir`",
         absent=f"its file is missing or invalid, or {_NO_TASKS}",
     )

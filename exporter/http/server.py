@@ -85,6 +85,9 @@ class _CheckRequest:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = await self._refusal(Request(scope))
+        # Starlette reads the codings of a request in lower case alone.
+        headers = [(name, value.lower() if name == b"accept-encoding" else value) for name, value in scope["headers"]]
+        scope = {**scope, "headers": headers}
         await (refusal or self._app)(scope, receive, send)
 
     async def _refusal(self, request: Request) -> Response | None:

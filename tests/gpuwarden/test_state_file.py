@@ -244,6 +244,11 @@ TASK = {"running_log_id": 123, "remote_pid": "4567", "remote_pgid": "4560", "tim
             id="as documented",
         ),
         pytest.param(
+            json.dumps({**TASK, "remote_pgid": ""}),
+            TaskFile(task_id=123, pid=4567, pgid=None, started_unix_s=1734220000.0),
+            id="empty process group",
+        ),
+        pytest.param(
             json.dumps({"running_log_id": "0", "remote_pid": 1, "remote_pgid": 4194304, "timestamp": 1734220000.25}),
             TaskFile(task_id=0, pid=1, pgid=2**22, started_unix_s=1734220000.25),
             id="numbers and text the other way round",

@@ -84,13 +84,14 @@ def test_page_is_compressed_on_request() -> None:
     snapshot = now(build.snapshot(*workers))
     with served(lambda: snapshot) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-        connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
+        connection.request("GET", "/metrics", headers={"Accept-Encoding": "GZIP"})
         answer = connection.getresponse()
         packed = answer.read()
         connection.close()
         _, plain, headers = get(port, "/metrics", headers={"Accept-Encoding": "identity"})
 
     assert answer.getheader("Content-Encoding") == "gzip"
+    assert answer.getheader("Vary") == headers["Vary"] == "Accept-Encoding"
     assert "Content-Encoding" not in headers
     assert len(packed) * 4 < len(plain)
     unpacked = gzip.decompress(packed).decode()

@@ -8,7 +8,7 @@ processes. The GPU's values are files of its device:
     current_compute_partition   partitions: SPX (one), DPX, TPX, QPX, CPX; AMD
     mem_info_vram_used      bytes; AMD
     mem_info_vram_total
-    hwmon/hwmonN/           temp1_input, millidegrees Celsius; power1_average or power1_input, and power1_cap,
+    hwmon/hwmonN/           temp1_input or temp2_input, millidegrees; power1_average or power1_input, and power1_cap,
                             microwatts; AMD
 
 Sources: Documentation/ABI/testing/sysfs-devices-power, Documentation/gpu/amdgpu/thermal.rst and driver-misc.rst,
@@ -54,7 +54,7 @@ INTEL: Final = frozenset({"i915", "xe"})
 PERCENT_MAX: Final = 100
 
 SENSORS: Final = (
-    ("temperature_celsius", ("temp1_input",), 1e-3, 250.0),
+    ("temperature_celsius", ("temp1_input", "temp2_input"), 1e-3, 250.0),
     ("power_watts", ("power1_average", "power1_input"), 1e-6, 10_000.0),
     ("power_limit_watts", ("power1_cap",), 1e-6, 10_000.0),
 )

@@ -143,6 +143,8 @@ def sensors(folder: Path, **values: object) -> None:
         pytest.param({"power1_average": None, "power1_input": 9_500_000}, (61.0, 9.5, 355.0), id="current power"),
         pytest.param({"power1_input": 9_500_000}, (61.0, 310.25, 355.0), id="average and current power"),
         pytest.param({"temp1_input": None}, (None, 310.25, 355.0), id="no sensor"),
+        pytest.param({"temp1_input": None, "temp2_input": 58_000}, (58.0, 310.25, 355.0), id="MI300: junction alone"),
+        pytest.param({"temp2_input": 70_000}, (61.0, 310.25, 355.0), id="edge before junction"),
         pytest.param({"power1_cap": "?"}, (61.0, 310.25, None), id="half written"),
         pytest.param({"temp1_input": 511_000}, (None, 310.25, 355.0), id="too hot for any GPU"),
         pytest.param({"power1_average": -1}, (61.0, None, 355.0), id="negative power"),
