@@ -311,6 +311,7 @@ class Begin(Step):
         settle_key: `None` if the container runs no job of the queue.
         worker_incarnation: the worker in the evidence; only its job is settled.
         pids: processes that must exit before the container counts as dead, with those in `cgroup`.
+        gone: its worker and every process of it have ended.
     """
 
     condition: Condition
@@ -324,6 +325,7 @@ class Begin(Step):
     gpus: tuple[str, ...] = ()
     pids: frozenset[int] = frozenset()
     cgroup: str | None = None
+    gone: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -192,6 +192,7 @@ class ProposedAction:
     message: str
     gpus: frozenset[str] = frozenset()
     lock_target: str | None = None
+    gone: bool = False
 
     @property
     def target(self) -> str:
@@ -252,6 +253,7 @@ def proposed_action(episode: Episode, step: Step) -> ProposedAction:
         message=step.message,
         gpus=_vram_gpus(episode, step),
         lock_target=_lock_target(episode, step),
+        gone=isinstance(step, Begin) and step.gone,
     )
 
 
@@ -287,7 +289,8 @@ def may_begin(
     if (held := global_hold(orders, host=action.host, now=now)) is not None:
         return held
     ago_s = recent.restarted_s_ago
-    if ago_s is not None and abs(ago_s) < safety_limits.cooldown_s:
+    # A crash after a restart is no second hang. The circuit breaker still bounds its restarts.
+    if not action.gone and ago_s is not None and abs(ago_s) < safety_limits.cooldown_s:
         message = (
             f"restarted {max(0.0, ago_s):.0f} s ago; waits for the cool-down of {safety_limits.cooldown_s:.0f} s "
             "(--cooldown-s), then checks the evidence again"

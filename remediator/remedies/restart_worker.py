@@ -139,6 +139,7 @@ def _consider(facts: Facts) -> Step:
         gpus=tuple(evidence.gpus or ()),
         pids=container.pids,
         cgroup=container.cgroup,
+        gone=evidence.alive is False and not container.pids,
     )
 
 

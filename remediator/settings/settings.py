@@ -269,7 +269,7 @@ class ExecuteSettings(CommonSettings):
         default=300.0,
         ge=0,
         le=86400,
-        description="minimum time between two restarts of a container, seconds; 0 turns it off",
+        description="minimum time between two restarts of a container, seconds; 0 is off; none after a crash",
     )
     vram_cooldown_s: float = Field(
         default=120.0,

@@ -192,6 +192,22 @@ def test_restart_limit_grows_with_the_fleet(fleet: int | None, above: int) -> No
     assert SAFETY_LIMITS.restarts_max(fleet) == above
 
 
+@pytest.mark.parametrize(
+    ("recent", "held"),
+    [
+        pytest.param(RecentActivity(restarted_s_ago=1.0), None, id="no cool-down"),
+        pytest.param(RecentActivity(restarted_s_ago=1.0, restarts=6, fleet=1), "trip", id="the breaker opens"),
+    ],
+)
+def test_worker_that_has_ended_has_no_cooldown(recent: RecentActivity, held: str | None) -> None:
+    begin = replace(BEGIN, gone=True)
+    action = guards.proposed_action(build.episode(), begin)
+
+    verdict = guards.may_begin(action, Orders(given=(ARM,)), recent, SAFETY_LIMITS, now=NOW)
+
+    assert isinstance(verdict, TripBreaker) if held else verdict is None
+
+
 def others(count: int) -> frozenset[str]:
     return frozenset(f"{HOST}/c{number}" for number in range(count))
 

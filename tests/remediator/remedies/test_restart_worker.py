@@ -104,12 +104,20 @@ DEAD_WORKER = episode(condition=Condition.DEAD_WORKER, conditions=frozenset({Con
 DOWN_WITH_IT = stopped(cgroup=None)
 
 
-@pytest.mark.parametrize("place", [container(), DOWN_WITH_IT], ids=["container up", "container down"])
-def test_container_of_a_dead_worker_is_restarted(place: ContainerState) -> None:
+@pytest.mark.parametrize(
+    ("place", "gone"),
+    [
+        pytest.param(container(), False, id="container up"),
+        pytest.param(container(pids=frozenset()), True, id="container up without a process"),
+        pytest.param(DOWN_WITH_IT, True, id="container down"),
+    ],
+)
+def test_container_of_a_dead_worker_is_restarted(place: ContainerState, gone: bool) -> None:
     step = decide(facts(episode=DEAD_WORKER, evidence=GONE, container=place))
 
     assert isinstance(step, Begin)
     assert (step.condition, step.free_key, step.settle_key) == (Condition.DEAD_WORKER, KEY, "7/1")
+    assert step.gone is gone
 
 
 def test_dead_worker_in_a_shared_container_is_refused() -> None:
