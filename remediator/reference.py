@@ -39,7 +39,7 @@ EXECUTE: Final = {
 """The first setting under each heading."""
 
 REASONS: Final = {
-    Reason.DRY_RUN: "An episode waits",
+    Reason.DRY_RUN: "Holds",
     Reason.UNCONFIRMED: "Evidence and target",
     Reason.QUEUE_UNREACHABLE: "During a restart",
     Reason.EXECUTOR_ALIVE: "Lost hosts",
@@ -47,6 +47,14 @@ REASONS: Final = {
     Reason.MALFORMED: "Refused alerts",
 }
 """The first reason under each heading."""
+
+REASONS_ABOUT: Final = {
+    "Holds": "The episode waits.",
+    "Evidence and target": "The episode waits with `unconfirmed`, `no_evidence`, `stale_evidence`, `no_container`,\n"
+    "`container_paused` and `restarted`, and ends with the alert. With the other reasons it is closed at once.",
+    "During a restart": "The action has begun. The episode stays open until it is complete or abandoned.",
+    "Refused alerts": "No episode opens.",
+}
 
 METRICS: Final = {
     "Alerts and webhook": r"_(alerts|backlog|watchdog|webhook|reconciliations)_",
@@ -186,7 +194,8 @@ def _reasons() -> Iterator[str]:
         heading = REASONS.get(reason, next(reversed(of_it), ""))
         of_it.setdefault(heading, []).append(reason)
     for heading, reasons in of_it.items():
-        yield from (f"## {heading}", "", *_codes("reason", reasons), "")
+        about = (REASONS_ABOUT[heading], "") if heading in REASONS_ABOUT else ()
+        yield from (f"## {heading}", "", *about, *_codes("reason", reasons), "")
 
 
 def _codes(name: str, codes: Iterable[Code]) -> Iterator[str]:

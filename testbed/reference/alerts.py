@@ -24,10 +24,11 @@ _INTRO: Final = """# Alerts
 <!-- Written by `python -m testbed.reference`; change alerts/*.rules.yaml, not this page. -->
 
 Each alert links to its runbook. With a remedy, gpuwarden acts if the remedy is armed and the host's own evidence
-confirms the alert: see [remedies](remedies.md). Without a remedy, the alert is for people. `for` is how long the
-expression must hold before the alert fires. Alerts with a remedy have no delay: the
-[condition](conditions.md) has its own timeout.
+confirms the alert: see [remedies](remedies.md). Without a remedy, the alert is for people; the watchdog
+alert goes to gpuwarden. `for` is how long the expression must hold before the alert fires. Alerts with a remedy have
+no delay: the [condition](conditions.md) has its own timeout.
 """
+WATCHDOG: Final = "GpuwardenWatchdog"
 _CHOICE: Final = re.compile(r"(\{\{ (?:if|with) [^}]*\}\})(.*?)\{\{ else \}\}(.*?)\{\{ end \}\}")
 _TEMPLATE: Final = re.compile(r"\{\{[^}]*?\$(?:labels\.)?(\w+)[^}]*\}\}B?")
 
@@ -49,7 +50,9 @@ def page() -> str:
 
 
 def _row(rule: AlertRule) -> str:
-    remedy = f"`{rule.labels['remedy']}`" if "remedy" in rule.labels else "people"
+    remedy = (
+        f"`{rule.labels['remedy']}`" if "remedy" in rule.labels else "gpuwarden" if rule.alert == WATCHDOG else "people"
+    )
     link = f"[{rule.alert}](../runbooks/{rule.alert}.md)"
     texts = _plain(rule.labels["severity"]), remedy, str(rule.wait or 0), _plain(rule.annotations["summary"])
     return f"| {link} | {' | '.join(texts)} |"
