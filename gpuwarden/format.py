@@ -144,12 +144,12 @@ def error_text(error: BaseException) -> str:
 
 
 def trace_of(error: BaseException) -> str:
-    """The traceback of an exception of foreign code, for a log."""
+    """The traceback, for a log."""
     try:
         return "".join(traceback.format_exception(error)).rstrip("\n")
     except WorkerStopping:
         raise
-    except BaseException:  # noqa: BLE001 - such as a SyntaxError with odd attributes
+    except BaseException:  # noqa: BLE001 - foreign code
         return error_text(error)
 
 

@@ -15,7 +15,7 @@ STALL_TIMEOUT_S: Final = 120.0
 WATCHDOG_RETRIES_MAX: Final = 3
 """Requeues by the remediator before a job fails (A8)."""
 
-RECLAIMS_MAX: Final = 10
+RECLAIMS_MAX: Final = 3
 """Reclaims before a job fails (A13)."""
 
 ATTEMPTS_MAX: Final = 20
@@ -67,6 +67,7 @@ class Move(StrEnum):
     COMPLETE = "complete"
     FAIL_BY_WORKER = "fail_by_worker"
     RELEASE = "release"
+    GIVE_BACK = "give_back"
     FINISH = "finish"
     CLOSE = "close"
     RECALL = "recall"
@@ -104,6 +105,7 @@ MOVES: Final[Mapping[Move, Legal]] = {
     Move.COMPLETE: _legal(State.COMPLETED, State.RUNNING),
     Move.FAIL_BY_WORKER: _legal(State.FAILED, State.RUNNING),
     Move.RELEASE: _legal(State.QUEUED, State.RUNNING),
+    Move.GIVE_BACK: _legal(State.QUEUED, State.RUNNING),
     # A gang's ranks end together.
     Move.FINISH: _legal(State.FINISHED, State.RUNNING),
     Move.CLOSE: _legal(State.COMPLETED, State.FINISHED),
@@ -302,6 +304,9 @@ class Condition(StrEnum):
 
 EXIT_DISOWNED: Final = 77
 """Exit code for an unknown reason (A11)."""
+
+EXIT_FATAL: Final = 79
+"""Exit code after an error that the process cannot survive."""
 
 _EXIT_CODES: Final[Mapping[Condition, int]] = {
     Condition.BUDGET: 75,

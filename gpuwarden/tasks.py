@@ -34,6 +34,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import error_text, trace_of
 from gpuwarden.job import FINAL, LEASE_S, ItemState, JobClass, JobId, Phase, State
 from gpuwarden.queue import PRIORITY, Item, Job, JobStore, Result, Submission, keep_result
+from gpuwarden.queue.foreign.fatal_errors import Hook, is_fatal
 from gpuwarden.queue.open import default_store
 from gpuwarden.reporter import Reporter
 
@@ -72,17 +73,18 @@ class TakenItem:
     An exception inside fails the item. `result` may be set.
     """
 
-    def __init__(self, name: str, settle: Callable[[str, Result, str | None], bool]) -> None:
+    def __init__(self, name: str, settle: Callable[[str, Result, str | None], bool], fatal: Hook = None) -> None:
         self.name = name
         self.result: Result = None
         self.failed: str | None = None
         self._settle = settle
+        self._fatal = fatal
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
-        if error is not None and not isinstance(error, Exception):
+        if error is not None and (not isinstance(error, Exception) or is_fatal(error, self._fatal)):
             return False  # the worker stops, or the job fails: the item goes back
         if error is None:
             self.result, lost = keep_result(self.result)
@@ -103,6 +105,7 @@ class Current:
     job: Job
     report: Reporter
     store: JobStore
+    fatal: Hook = None
 
     def items(self) -> Iterator[TakenItem]:
         """The items of the job's run, one by one, each for a `with` block.
@@ -123,7 +126,7 @@ class Current:
             return self.store.items.take(self.job.job_id, **claim, now=self.store.now())
 
         while taken := self._answer(take):
-            item = TakenItem(taken.item, lambda *outcome: self._answer(lambda: settle(*outcome)))
+            item = TakenItem(taken.item, lambda *outcome: self._answer(lambda: settle(*outcome)), self.fatal)
             yield item
             done, failed = done + (item.failed is None), failed + (item.failed is not None)
             self.report.items(done=done, failed=failed)
@@ -251,14 +254,23 @@ class Queue:
         url: the queue's database; default `default_store()`.
         name: default queue of the jobs.
         models_max: models that a worker keeps loaded.
+        fatal: whether the worker's process cannot survive this exception of a job.
     """
 
-    def __init__(self, url: str | None = None, *, name: str = "gpu", models_max: int = 1) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        name: str = "gpu",
+        models_max: int = 1,
+        fatal: Hook = None,
+    ) -> None:
         if models_max < 1:
             raise TaskError(f"models_max {models_max} is invalid: use 1 or more")
         self._url = url
         self._store: JobStore | None = None
         self.name = name
+        self.fatal = fatal
         self._models_max = models_max
         self._loaders: dict[str, Callable[[], Any]] = {}
         self._tasks: dict[str, Task[Any, Any]] = {}
@@ -374,7 +386,7 @@ class Queue:
         before = () if task.template.model not in self._loaders else (self._model(task.template.model),)
 
         def work() -> Result:
-            _running.append(Current(job=job, report=report, store=self.store))
+            _running.append(Current(job=job, report=report, store=self.store, fatal=self.fatal))
             try:
                 return task.function(*before, **job.payload.get("arguments", {}))
             finally:

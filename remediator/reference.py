@@ -64,7 +64,7 @@ METRICS: Final = {
 }
 QUEUE: Final = {
     "Runs": r"_runs?_",
-    "Workers and GPUs": r"_(workers|worker_info|workers_busy|gpus_quarantined)$",
+    "Workers and GPUs": r"_(workers|worker_info|worker_locked_info|workers_busy|gpus_quarantined)$",
     "Jobs": r"^gpuwarden_queue_(jobs?_|jobs$|oldest|retries|wait)",
     "Queue": r"^gpuwarden_queue_",
 }

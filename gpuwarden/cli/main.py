@@ -1,7 +1,7 @@
 """`gpuwarden COMMAND`: run a command, and turn gpuwarden's errors into one line and an exit code.
 
-Exit codes: 0 success; 1 failure; 2 wrong usage; 75 to 78 a worker lost its job. The exporter and the remediator
-register their commands as entry points, so this library never imports them.
+Exit codes: 0 success; 1 failure; 2 wrong usage; 75 to 78 a worker lost its job; 79 it cannot go on. The exporter
+and the remediator register their commands as entry points, so this library never imports them.
 """
 
 import argparse

@@ -4,6 +4,7 @@ The queue refuses a move whose attempt or incarnation has changed. `gpuwarden.jo
 `now` is Unix seconds from `JobStore.now`.
 """
 
+from gpuwarden.queue.foreign.results import keep_result
 from gpuwarden.queue.models import (
     PRIORITY,
     BlockedError,
@@ -27,7 +28,6 @@ from gpuwarden.queue.models import (
     WorkerRow,
     is_gpu,
 )
-from gpuwarden.queue.results import keep_result
 from gpuwarden.queue.store import JobStore
 
 __all__ = [

@@ -1,10 +1,11 @@
 """The queue operations of a worker: register, claim a job, renew its lease, and return its result."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from sqlalchemy import (
     ColumnElement,
+    Connection,
     Executable,
     Select,
     and_,
@@ -21,15 +22,24 @@ from sqlalchemy import (
     update,
 )
 
-from gpuwarden.db.transactions import autocommit, reading, writing
-from gpuwarden.job import AFFINITY_S, FRESH_S, LEASE_S, Condition, JobClass, JobId, Kind, Move, State
+from gpuwarden.db.transactions import autocommit, reading, upsert, writing
+from gpuwarden.job import AFFINITY_S, AVOID_S, FRESH_S, LEASE_S, Condition, JobClass, JobId, Kind, Move, State
 from gpuwarden.queue import ranks, runs, sql
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import DrainedError, Job, ReplacedError, Result, check_result, to_job
-from gpuwarden.queue.schema import DEAD_WORKERS, JOBS, QUEUES, WORKER_GPUS, WORKERS
+from gpuwarden.queue.models import DrainedError, Job, ReplacedError, Result, Slot, check_result, to_job
+from gpuwarden.queue.schema import DEAD_WORKERS, FATAL_ERRORS, JOBS, QUEUES, WORKER_GPUS, WORKERS
 from gpuwarden.queue.sql import Prepared
 
 _Params: TypeAlias = Mapping[str, ColumnElement[Any]]
+
+FATAL_JOBS_MAX: Final = 3
+"""Different jobs with a fatal error until their worker is locked."""
+
+FATAL_WINDOW_S: Final = 3600.0
+"""How long a fatal error counts, seconds."""
+
+LOCKED_BY_ERRORS: Final = "gpuwarden, after fatal errors"
+"""Who locked it."""
 
 
 class Claims(QueueBase):
@@ -122,6 +132,7 @@ class Claims(QueueBase):
         model: str | None,
         now: float,
         loaded: str | None = None,
+        completed_at: float | None = None,
     ) -> bool:
         """Refresh the worker's row; False if this incarnation was replaced or retired: the worker must stop.
 
@@ -129,7 +140,12 @@ class Claims(QueueBase):
         """
         # The calling thread may be suspended at any point: see autocommit.
         with autocommit(self._engine) as connection:
-            accepted = sql.touch_worker(connection, host, worker, queue, incarnation, now, model=model, loaded=loaded)
+            accepted = sql.touch_worker(
+                *(connection, host, worker, queue, incarnation, now),
+                model=model,
+                loaded=loaded,
+                completed_at=completed_at,
+            )
             if accepted:
                 connection.execute(*_delete_dead_flag(host=host, worker=worker, incarnation=incarnation))
             return accepted
@@ -210,6 +226,31 @@ class Claims(QueueBase):
             ranks.recall(connection, released, now)
             return bool(released)
 
+    def give_back(self, job_id: int, *, attempt: int, incarnation: str, slot: Slot, reason: str, now: float) -> bool:
+        """Requeue the job of a worker whose process cannot go on; False if this attempt no longer owns it.
+
+        It counts as a reclaim, and the job avoids the worker. After `FATAL_JOBS_MAX` such jobs in `FATAL_WINDOW_S` the
+        worker is locked.
+        """
+        held = sql.is_held(job_id, attempt, incarnation)
+        with writing(self._engine) as connection:
+            # The worker's row first, as a registration does: no deadlock.
+            connection.execute(select(WORKERS.c.worker).where(_is_slot(slot.host, slot.worker)).with_for_update())
+            ranks.lock_runs_of(connection, sql.is_claimed(job_id, attempt, incarnation))
+            sql.recover_lost(connection, job_id, attempt, incarnation, now)
+            settled = sql.requeue_or_fail(connection, Move.GIVE_BACK, held, reason, now)
+            ranks.recall(connection, settled, now)
+            if settled:
+                sql.avoid(connection, job_id, slot, until=now + AVOID_S, now=now)
+                _note_fatal_error(connection, slot, job_id, now)
+            return bool(settled)
+
+    def others_completed(self, queue: str, *, host: str, worker: str, since: float) -> bool:
+        """Whether another worker of the queue has completed a job since then."""
+        other = and_(WORKERS.c.queue == queue, not_(_is_slot(host, worker)), WORKERS.c.completed_at >= since)
+        with reading(self._engine) as connection:
+            return bool(connection.scalar(select(exists().where(other))))
+
     def retired_for(self, *, host: str, worker: str, incarnation: str) -> Condition | None:
         """The condition for which gpuwarden took this incarnation's job; `None` if none, or once it is replaced."""
         condition = select(WORKERS.c.retired_for).where(
@@ -218,6 +259,28 @@ class Claims(QueueBase):
         with reading(self._engine) as connection:
             found = connection.scalar(condition)
         return None if found is None else Condition(found)
+
+
+def _is_slot(host: str, worker: str) -> ColumnElement[bool]:
+    return and_(WORKERS.c.host == host, WORKERS.c.worker == worker)
+
+
+def _note_fatal_error(connection: Connection, slot: Slot, job_id: int, now: float) -> None:
+    """Record the error, and lock the worker after several since its unlock."""
+    its = and_(FATAL_ERRORS.c.host == slot.host, FATAL_ERRORS.c.worker == slot.worker)
+    row = {"host": slot.host, "worker": slot.worker, "job_id": job_id}
+    noted = upsert(connection, FATAL_ERRORS).values(**row, at=now)
+    keys = [FATAL_ERRORS.c.host, FATAL_ERRORS.c.worker, FATAL_ERRORS.c.job_id]
+    connection.execute(noted.on_conflict_do_update(index_elements=keys, set_={"at": now}))
+    connection.execute(delete(FATAL_ERRORS).where(its, FATAL_ERRORS.c.at <= now - FATAL_WINDOW_S))
+    counted = select(func.count()).where(its, FATAL_ERRORS.c.at > func.coalesce(WORKERS.c.unlocked_at, 0))
+    lock = update(WORKERS).where(
+        _is_slot(slot.host, slot.worker),
+        WORKERS.c.locked_at.is_(None),
+        counted.scalar_subquery() >= FATAL_JOBS_MAX,
+    )
+    reason = f"{FATAL_JOBS_MAX} jobs in an hour met an error that its process could not survive"
+    connection.execute(lock.values(locked_at=now, locked_by=LOCKED_BY_ERRORS, locked_reason=reason))
 
 
 @Prepared

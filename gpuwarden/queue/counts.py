@@ -8,12 +8,26 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Executable, Row, Select, String, and_, case, func, literal_column, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    Row,
+    Select,
+    String,
+    and_,
+    case,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+)
 
 from gpuwarden.db.transactions import reading
 from gpuwarden.job import FRESH_S, ItemOutcome, State
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
+from gpuwarden.queue.claims import LOCKED_BY_ERRORS
 from gpuwarden.queue.fencing import FLAG_FRESH_S
 from gpuwarden.queue.schema import (
     AT_WORK,
@@ -89,6 +103,9 @@ class Outcome(NamedTuple):
     ran_s: float | None
 
 
+LOCKED_MAX: Final = 200
+"""Limit of listed workers that fatal errors locked."""
+
 HOST_WORKERS_MAX: Final = 1000
 """Limit of workers listed for one host. No host has so many."""
 
@@ -101,7 +118,8 @@ class QueueSnapshot:
     """Counts of the queue at the time `now`, without claimable jobs.
 
     `at_work` has unfinished jobs by queue and state. `lags` are unacknowledged events by consumer. The others are by
-    queue: workers, requeues ever, and dead workers (A14).
+    queue: workers, requeues ever, and dead workers (A14). `locked` has queue, host and name of
+    each worker that fatal errors locked.
     """
 
     now: float
@@ -110,6 +128,7 @@ class QueueSnapshot:
     retries: Mapping[str, Retries]
     dead: Mapping[str, int]
     quarantined: int
+    locked: Sequence[tuple[str, str, str]]
     lags: Mapping[str, int]
 
 
@@ -151,6 +170,7 @@ class Counts(QueueBase):
                 },
                 dead={row[0]: int(row[1]) for row in connection.execute(dead.group_by(DEAD_WORKERS.c.queue))},
                 quarantined=int(connection.scalar(select(func.count(QUARANTINED_GPUS.c.gpu.distinct()))) or 0),
+                locked=[(row.queue, row.host, row.worker) for row in connection.execute(*_locked_by_errors())],
                 lags={row[0]: max(0, int(row[1])) + more for row in lags},
             )
 
@@ -232,6 +252,13 @@ def _of_host(**its: ColumnElement[Any]) -> Executable:
     over = and_(WORKERS.c.retired_incarnation.is_not(None), WORKERS.c.retired_incarnation == WORKERS.c.incarnation)
     there = and_(WORKERS.c.host == its["host"], WORKERS.c.last_seen_at > its["fresh_since"], ~over)
     return select(WORKERS.c.queue, WORKERS.c.worker).where(there).order_by(WORKERS.c.worker).limit(its["limit"])
+
+
+@Prepared
+def _locked_by_errors() -> Executable:
+    its = [WORKERS.c[name] for name in ("queue", "host", "worker")]
+    locked = select(*its).where(WORKERS.c.locked_at.is_not(None), WORKERS.c.locked_by == literal(LOCKED_BY_ERRORS))
+    return locked.order_by(*its).limit(literal(LOCKED_MAX))
 
 
 @Prepared

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy import Connection, and_, case, delete, select, update
+from sqlalchemy import Connection, and_, case, select, update
 
 from gpuwarden.db.changes import notify_after_commit
 from gpuwarden.db.transactions import reading, upsert, writing
@@ -10,7 +10,7 @@ from gpuwarden.job import FENCE_S, REQUEUE_PRIORITY, Condition, Move, State
 from gpuwarden.queue import ranks, sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import DeadWorker, Slot
-from gpuwarden.queue.schema import DEAD_WORKERS, GPU_AVOIDANCE, JOBS, QUEUE, WORKERS
+from gpuwarden.queue.schema import DEAD_WORKERS, JOBS, QUEUE, WORKERS
 
 STAMP_S: Final = 30.0
 """Least time between two stamps of a dead worker's flag, seconds (A14)."""
@@ -93,17 +93,8 @@ class Fencing(QueueBase):
             if connection.execute(back).rowcount != 1:
                 return False
             ranks.recall(connection, [job_id], now, tripped=True)
-            connection.execute(
-                delete(GPU_AVOIDANCE).where(GPU_AVOIDANCE.c.job_id == job_id, GPU_AVOIDANCE.c.until <= now)
-            )
-            in_gang = select(JOBS.c.gang).where(JOBS.c.job_id == job_id)
-            # A rank avoids no worker: the worker would take a rank of another gang, and the gangs could deadlock.
-            if avoid is not None and avoid_s > 0 and connection.scalar(in_gang) is None:
-                for gpu in {"", *avoid.gpus}:
-                    row = {"job_id": job_id, "host": avoid.host, "worker": avoid.worker, "gpu": gpu}
-                    kept = upsert(connection, GPU_AVOIDANCE).values(**row, until=now + avoid_s)
-                    keys = [GPU_AVOIDANCE.c.job_id, GPU_AVOIDANCE.c.host, GPU_AVOIDANCE.c.worker, GPU_AVOIDANCE.c.gpu]
-                    connection.execute(kept.on_conflict_do_update(index_elements=keys, set_={"until": now + avoid_s}))
+            if avoid is not None:
+                sql.avoid(connection, job_id, avoid, until=now + avoid_s, now=now)
             notify_after_commit(connection, QUEUE.channel)
             return True
 

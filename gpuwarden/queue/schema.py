@@ -135,6 +135,7 @@ WORKERS = Table(
     Column("current_model", String),  # while a job runs
     Column("loaded_model", String),  # kept between jobs
     Column("last_seen_at", Float, nullable=False),
+    Column("completed_at", Float),  # when it last completed a job
     # Its process is being ended, and it claims nothing.
     Column("retired_incarnation", String),
     Column("retired_for", String),  # the condition, if it had a job
@@ -145,6 +146,16 @@ WORKERS = Table(
     Column("locked_reason", String),
     Column("unlocked_at", Float),
     Column("unlocked_by", String),
+)
+
+# Jobs that a worker gave back after an error that its process could not survive, of the last hour.
+FATAL_ERRORS = Table(
+    "worker_fatal_errors",
+    METADATA,
+    Column("host", String, primary_key=True),
+    Column("worker", String, primary_key=True),
+    Column("job_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("at", Float, nullable=False),
 )
 
 # Stamped again while the worker is dead, deleted at its next contact.

@@ -16,6 +16,7 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
+    delete,
     exists,
     false,
     func,
@@ -32,6 +33,7 @@ from sqlalchemy import (
 from gpuwarden.db.changes import notify_after_commit
 from gpuwarden.db.transactions import upsert
 from gpuwarden.job import LEASE_S, MOVES, RECLAIMS_MAX, REQUEUE_PRIORITY, JobId, Kind, Move, State
+from gpuwarden.queue.models import Slot
 from gpuwarden.queue.schema import (
     GPU_AVOIDANCE,
     JOBS,
@@ -177,9 +179,9 @@ def requeue_or_fail(
 ) -> list[JobId]:
     """Requeue unfinished jobs, or fail those at a cap; returns their ids.
 
-    Reclaims and new incarnations share a cap (A13).
+    Reclaims, new incarnations and fatal errors share a cap (A13).
     """
-    lost = move in (Move.RECLAIM, Move.SUPERSEDE)
+    lost = move in (Move.RECLAIM, Move.SUPERSEDE, Move.GIVE_BACK)
     found = lock_jobs(select(JOBS).where(where, from_sources(move)).limit(SWEEP_MAX), skip=move is Move.RECLAIM)
     back: list[JobId] = []
     spent: list[JobId] = []
@@ -255,10 +257,13 @@ def touch_worker(
     *,
     model: str | None = None,
     loaded: str | None = None,
+    completed_at: float | None = None,
 ) -> bool:
     """Refresh the worker's row; False if this incarnation was replaced or retired."""
     row = {"queue": queue, "current_model": model, "loaded_model": loaded, "last_seen_at": now}
-    touch = _touch(host=host, worker=worker, incarnation=incarnation, queue=queue, model=model, loaded=loaded, now=now)
+    completed = {} if completed_at is None else {"completed_at": completed_at}
+    slot = {"host": host, "worker": worker, "incarnation": incarnation}
+    touch = _touch(**slot, queue=queue, model=model, loaded=loaded, now=now, **completed)
     if connection.execute(*touch).rowcount == 1:
         return True
     first = upsert(connection, WORKERS).values(host=host, worker=worker, incarnation=incarnation, **row)
@@ -274,6 +279,8 @@ def _touch(**its: ColumnElement[Any]) -> Executable:
         "loaded_model": its["loaded"],
         "last_seen_at": its["now"],
     }
+    if "completed_at" in its:
+        row["completed_at"] = its["completed_at"]
     return (
         update_worker(its["host"], its["worker"], its["incarnation"])
         .where(is_not_retired(its["incarnation"]))
@@ -345,6 +352,21 @@ def avoids(job: FromClause, host: Value[str], worker: Value[str], now: Value[flo
         .where(GPU_AVOIDANCE.c.job_id == job.c.job_id, GPU_AVOIDANCE.c.until > now, here)
         .correlate_except(GPU_AVOIDANCE)
     )
+
+
+def avoid(connection: Connection, job_id: int, slot: Slot, *, until: float, now: float) -> None:
+    """Let a requeued job avoid a slot and its GPUs, while other workers can take it."""
+    past = and_(GPU_AVOIDANCE.c.job_id == job_id, GPU_AVOIDANCE.c.until <= now)
+    connection.execute(delete(GPU_AVOIDANCE).where(past))
+    # A rank avoids no worker: the worker would take a rank of another gang, and the gangs could deadlock.
+    in_gang = connection.scalar(select(JOBS.c.gang).where(JOBS.c.job_id == job_id)) is not None
+    if until <= now or in_gang:
+        return
+    keys = [GPU_AVOIDANCE.c.job_id, GPU_AVOIDANCE.c.host, GPU_AVOIDANCE.c.worker, GPU_AVOIDANCE.c.gpu]
+    for gpu in {"", *slot.gpus}:
+        row = {"job_id": job_id, "host": slot.host, "worker": slot.worker, "gpu": gpu}
+        kept = upsert(connection, GPU_AVOIDANCE).values(**row, until=until)
+        connection.execute(kept.on_conflict_do_update(index_elements=keys, set_={"until": until}))
 
 
 def is_barred(job: FromClause, host: Value[str], worker: Value[str]) -> ColumnElement[bool]:

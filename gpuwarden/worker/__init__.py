@@ -3,7 +3,8 @@
 A *handler* `load(job, report)` loads what a job needs and returns the function that does the work. The worker sends the
 first step beat between the two (A3). The handler runs in the main thread. Another thread watches the claim and ends the
 process once it is lost (A11), since a handler may hang. An attempt can end at any instruction, so its output must be
-safe to write again. The attribute `loaded_model` names the model that a handler keeps loaded. `gpuwarden.Queue` is a
+safe to write again. The attribute `loaded_model` names the model that a handler keeps loaded, and
+`fatal(error)` whether the process cannot survive an error. `gpuwarden.Queue` is a
 handler.
 
 SIGTERM and SIGINT interrupt only the handler: a claim is never left behind.

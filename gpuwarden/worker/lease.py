@@ -111,22 +111,24 @@ class Lease:
             if clock.boottime_s() - self._renewed_s >= self._settings.lease_s and not over.is_set():
                 stop_at_once(bound, f"the lease could not be renewed for {self._settings.lease_s:g} s")
 
-    def see(self, *, model: str | None) -> bool:
+    def see(self, *, model: str | None, completed: bool = False) -> bool:
         """Refresh the worker's row; False if this incarnation is over. Ignores database errors."""
         with suppress(DatabaseError):
-            return self.heartbeat(model=model)
+            return self.heartbeat(model=model, completed=completed)
         return True
 
-    def heartbeat(self, *, model: str | None) -> bool:
+    def heartbeat(self, *, model: str | None, completed: bool = False) -> bool:
         """Refresh the worker's row; False if this incarnation is over."""
+        now = self._store.now()
         return self._store.claims.heartbeat(
             host=self._settings.host,
             worker=self._settings.name,
             queue=self._settings.queue,
             incarnation=self._reporter.incarnation,
             model=model,
-            now=self._store.now(),
+            now=now,
             loaded=self._loaded(),
+            completed_at=now if completed else None,
         )
 
 

@@ -19,14 +19,14 @@ from gpuwarden.errors import GpuwardenError, WorkerStopping
 from gpuwarden.fields import made_from
 from gpuwarden.files import atomic_write
 from gpuwarden.format import Help, Parser, error_text
-from gpuwarden.job import EXIT_DISOWNED, FRESH_S, HEARTBEAT_S, LEASE_S, Condition
+from gpuwarden.job import EXIT_DISOWNED, EXIT_FATAL, FRESH_S, HEARTBEAT_S, LEASE_S, Condition
 from gpuwarden.queue import DrainedError, JobStore, ReplacedError, is_gpu
 from gpuwarden.queue.open import default_store
 from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key, state_directory
 from gpuwarden.tasks import Queue
 from gpuwarden.worker import job_logs
 from gpuwarden.worker.settings import Settings
-from gpuwarden.worker.worker import Body, DisownedError, Stop, Worker, answer
+from gpuwarden.worker.worker import Body, DisownedError, FatalError, Stop, Worker, answer
 
 HEARTBEATS_PER_LEASE: Final = 3
 """Least heartbeats per lease, so that one renewal may fail."""
@@ -71,6 +71,9 @@ def command(argv: list[str]) -> int:
     except DisownedError as error:
         log.error("stopping", worker=arguments.name, reason=str(error), exit_code=error.exit_code)  # noqa: TRY400 - its end is orderly
         return error.exit_code
+    except FatalError as error:
+        log.error("stopping", worker=arguments.name, reason=str(error), exit_code=EXIT_FATAL)  # noqa: TRY400 - its end is orderly
+        return EXIT_FATAL
     except DrainedError as error:
         log.info("drained: stopping", worker=arguments.name, reason=str(error))
         return 0
@@ -121,7 +124,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 stopped by a signal; 1 could not start, or the queue refused a result; "
         f"{EXIT_DISOWNED} the job has another owner, or another process replaced this worker. gpuwarden took the job: "
         f"{Condition.BUDGET.exit_code} over its time budget, {Condition.STALL.exit_code} stalled, "
-        f"{Condition.HEALTH.exit_code} unhealthy.",
+        f"{Condition.HEALTH.exit_code} unhealthy. {EXIT_FATAL} the process cannot survive an error, and its job is "
+        "queued again.",
     )
     parser.add_argument("handler", metavar="HANDLER", nargs="?",
                         help="module:function that loads a job and returns its work, module:queue, or a "

@@ -10,12 +10,14 @@ from typing import Final, TypeVar
 
 import structlog
 
+from gpuwarden import clock
 from gpuwarden.db.changes import Changes
 from gpuwarden.db.engine import BUSY_TIMEOUT_S, DatabaseError, NoAnswerError
 from gpuwarden.errors import GpuwardenError, WorkerStopping
 from gpuwarden.format import error_text, trace_of
 from gpuwarden.job import JobId, Phase, State
-from gpuwarden.queue import Job, JobStore, ReplacedError, Result, keep_result
+from gpuwarden.queue import Job, JobStore, ReplacedError, Result, Slot, keep_result
+from gpuwarden.queue.foreign.fatal_errors import COMPLETED_S, FastFailures, is_fatal
 from gpuwarden.reporter import Reporter
 from gpuwarden.state_file import TEXT_MAX
 from gpuwarden.worker import job_logs, lease
@@ -35,6 +37,8 @@ IDLE_CLAIM_S: Final = 5.0
 RETRY_S: Final = 1.0
 """Seconds between retries while the queue does not answer."""
 
+GIVEN_BACK: Final = "its worker's process could not go on"
+
 
 log: Final = structlog.get_logger("worker")
 
@@ -45,6 +49,10 @@ class DisownedError(GpuwardenError):
     def __init__(self, exit_code: int) -> None:
         super().__init__(DISOWNED)
         self.exit_code = exit_code
+
+
+class FatalError(GpuwardenError):
+    """Stopped after an error that the process cannot survive. Its job was given back."""
 
 
 class Stop:
@@ -88,6 +96,7 @@ class Worker:
         self._reporter = reporter
         self._body = body
         self._quarantine: str | None = None
+        self._fast = FastFailures()
         self._lease = Lease(settings, store=store, reporter=reporter, loaded=self._loaded)
 
     def run(self) -> None:
@@ -96,6 +105,7 @@ class Worker:
         Raises:
             WorkerStopping: stopped; its job was released.
             DisownedError: stopped, and its job was lost already.
+            FatalError: the process cannot go on; its job was given back.
             ReplacedError: this incarnation is over.
             DrainedError: the worker is drained and idle.
             DatabaseError: the queue refused a result.
@@ -228,7 +238,9 @@ class Worker:
             lease.stop_at_once(bound, DISOWNED, self._lease.exit_code())
         keeper.join(timeout=BUSY_TIMEOUT_S)  # a late heartbeat would put the model back into the row
         self._reporter.end_job()
-        self._lease.see(model=None)
+        self._lease.see(model=None, completed=outcome.failed is None)
+        if outcome.fatal:
+            raise FatalError(f"this process cannot go on: {outcome.failed}")
 
     @contextmanager
     def _kept_log(self, job: Job, bound: structlog.typing.FilteringBoundLogger) -> Iterator[None]:
@@ -243,6 +255,7 @@ class Worker:
 
     def _attempt(self, job: Job, bound: structlog.typing.FilteringBoundLogger) -> "_Outcome":
         """Load, start the monitoring, and work."""
+        began_s = clock.boottime_s()
         try:
             with self._stop.interrupting():
                 if job.needs:
@@ -259,11 +272,28 @@ class Worker:
             else:
                 reason = error_text(error)
                 bound.error("job failed", reason=reason, exception=trace_of(error))
-                return _Outcome(failed=reason)
+                return _Outcome(failed=reason, fatal=self._is_fatal(job, error, after_s=clock.boottime_s() - began_s))
+        self._fast.clear()
         kept, lost = keep_result(result)
         if lost is not None:
             bound.warning("result kept in part", reason=lost)
         return _Outcome(result=kept, lost=lost)
+
+    def _is_fatal(self, job: Job, error: BaseException, *, after_s: float) -> bool:
+        """Whether this process cannot survive the error, so that its next jobs would fail too."""
+        suspected = self._fast.failed(job.job_id, error, after_s=after_s)
+        if is_fatal(error, getattr(self._body, "fatal", None)):
+            return True
+        if not suspected:
+            return False
+        its = {"host": self._settings.host, "worker": self._settings.name}
+        try:
+            return self._store.claims.others_completed(
+                self._settings.queue, **its, since=self._store.now() - COMPLETED_S
+            )
+        except DatabaseError as unknown:
+            log.warning("other workers unknown", worker=self._settings.name, reason=str(unknown))
+            return False
 
     def _settle(self, job: Job, outcome: "_Outcome", bound: structlog.typing.FilteringBoundLogger) -> bool:
         """Write the result, with retries for up to a lease; False if the job was lost."""
@@ -281,12 +311,21 @@ class Worker:
                         result=outcome.result,
                         reason=None if outcome.lost is None else f"result kept in part: {outcome.lost}",
                     )
+                elif outcome.fatal:
+                    accepted = self._store.claims.give_back(
+                        job.job_id,
+                        attempt=attempt,
+                        incarnation=incarnation,
+                        slot=Slot(host=self._settings.host, worker=self._settings.name, gpus=self._settings.gpus),
+                        reason=f"{GIVEN_BACK}: {reason}",
+                        now=self._store.now(),
+                    )
                 else:
                     accepted = self._store.claims.fail_by_worker(
                         job.job_id, attempt=attempt, incarnation=incarnation, reason=reason, now=self._store.now()
                     )
                 if unanswered and not accepted:
-                    accepted = self._is_settled(job, reason)
+                    accepted = self._is_settled(job, reason, fatal=outcome.fatal)
             except DatabaseError as error:
                 if self._stop.requested or time.monotonic() >= give_up_s:
                     raise
@@ -295,14 +334,17 @@ class Worker:
                 self._reporter.phase(Phase.SAVE)  # a step beat: this worker is not stalled
                 time.sleep(RETRY_S)
                 continue
-            bound.info("job completed" if reason is None else "job marked failed", accepted=accepted)
+            done = "job completed" if reason is None else "job given back" if outcome.fatal else "job marked failed"
+            bound.info(done, accepted=accepted)
             return accepted
 
-    def _is_settled(self, job: Job, reason: str | None) -> bool:
+    def _is_settled(self, job: Job, reason: str | None, *, fatal: bool) -> bool:
         """Whether the queue already has this result, from a commit whose answer was lost."""
         found = self._store.job(job.job_id)
         if reason is None:
             ours = found.state in (State.COMPLETED, State.FINISHED)
+        elif fatal:
+            ours = str(found.reason).startswith(f"{GIVEN_BACK}: {reason}")
         else:
             ours = found.state is State.FAILED and found.reason == reason
         return ours and found.attempt == job.attempt
@@ -314,9 +356,13 @@ class Worker:
 
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
-    """The result of an attempt, or why it failed. `lost`: why the result is only a part."""
+    """The result of an attempt, or why it failed. `lost`: why the result is only a part.
+
+    `fatal`: the process cannot go on.
+    """
 
     failed: str | None = None
+    fatal: bool = False
     result: Result = None
     lost: str | None = None
 

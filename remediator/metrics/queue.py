@@ -7,6 +7,7 @@ starts a count and shows the newest with its age.
 Hosts that share a queue each publish all of it: do not sum them.
 """
 
+import itertools
 import threading
 import time
 from bisect import bisect_left
@@ -22,11 +23,13 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.job import FRESH_S, State
+from gpuwarden.job import FRESH_S, JobClass, State
 from gpuwarden.queue import JobStore
+from gpuwarden.queue.claims import FATAL_JOBS_MAX
 from gpuwarden.queue.counts import (
     FAILING_MAX,
     HOST_WORKERS_MAX,
+    LOCKED_MAX,
     ClaimableJobs,
     Failing,
     Outcome,
@@ -134,7 +137,7 @@ SERIES: Final = Catalogue(
         "gpuwarden_queue_jobs_ended_total",
         "Jobs that ended since this process started, by outcome.",
         labels=("queue", "job_class", "outcome"),
-        absent=_NONE_YET,
+        absent=_UNREAD,
     ),
     Series(
         "gpuwarden_queue_runs_ended_total",
@@ -161,6 +164,12 @@ SERIES: Final = Catalogue(
         "Workers that died with a job and did not restart.",
         labels=("queue",),
         absent=_UNREAD,
+    ),
+    Series(
+        "gpuwarden_queue_worker_locked_info",
+        f"A worker that {FATAL_JOBS_MAX} jobs with a fatal error in an hour have locked; at most {LOCKED_MAX}.",
+        labels=("queue", "worker_host", "worker"),
+        absent=f"{_UNREAD}, or the worker is not locked, or an operator or wrangling locked it",
     ),
     Series(
         "gpuwarden_queue_run_items_failed",
@@ -362,7 +371,10 @@ class QueueCollector(Collector):
             retries.add_metric((queue, "condition"), found.watchdog)
             retries.add_metric((queue, "reclaim"), found.reclaims)
             dead.add_metric((queue,), snapshot.dead.get(queue, 0))
-        yield from (retries, dead)
+        locked = SERIES.gauge("gpuwarden_queue_worker_locked_info")
+        for labels in snapshot.locked:
+            locked.add_metric(labels, 1.0)
+        yield from (retries, dead, locked)
         if counted is not None:
             yield from _items(counted[1].failing)
         yield from self._ended()
@@ -398,7 +410,8 @@ class QueueCollector(Collector):
             SERIES.counter("gpuwarden_queue_runs_ended_total"),
         )
         # Publish 0 first, so that rate() sees the first failure.
-        for queue, job_class in sorted({key[:2] for key in self._outcomes.jobs}):
+        classes = {*itertools.product(self._queues, JobClass), *(key[:2] for key in self._outcomes.jobs)}
+        for queue, job_class in sorted(classes):
             for outcome in OUTCOMES:
                 jobs.add_metric((queue, job_class, outcome), self._outcomes.jobs[queue, job_class, outcome])
         if self._outcomes.runs:

@@ -94,6 +94,7 @@ class FullQueue(QueueCollector):
             retries={"q": Retries(watchdog=1, reclaims=1)},
             dead={"q": 1},
             quarantined=1,
+            locked=[("q", "h", "w")],
             lags={"c": 1},
         )
         failing = Failing(workers=(FailingWorker(run_id="r", host="h", worker="w", failed=1, done=0),))

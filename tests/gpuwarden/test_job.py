@@ -26,6 +26,7 @@ LEGAL: dict[str, dict[str, str]] = {
         "complete": "completed",
         "fail_by_worker": "failed",
         "release": "queued",
+        "give_back": "queued",
         "reclaim": "queued",
         "supersede": "queued",
         "exhaust": "failed",
@@ -90,7 +91,9 @@ def test_only_a_claim_starts_a_queued_job() -> None:
     assert [move for move, target in LEGAL["queued"].items() if target == "running"] == ["claim"]
 
 
-@pytest.mark.parametrize("move", [Move.CLAIM, Move.COMPLETE, Move.FAIL_BY_WORKER, Move.RELEASE, Move.SUPERSEDE])
+@pytest.mark.parametrize(
+    "move", [Move.CLAIM, Move.COMPLETE, Move.FAIL_BY_WORKER, Move.RELEASE, Move.GIVE_BACK, Move.SUPERSEDE]
+)
 def test_no_worker_moves_a_fenced_job(move: Move) -> None:
     with pytest.raises(IllegalMoveError):
         after(State.FENCING, move)

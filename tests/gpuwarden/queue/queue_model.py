@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from gpuwarden.job import (
     AFFINITY_S,
+    AVOID_S,
     FENCE_S,
     FINAL,
     FRESH_S,
@@ -28,6 +29,7 @@ from gpuwarden.job import (
     after,
 )
 from gpuwarden.queue import DrainedError, QueueSettings, ReplacedError, Slot, Submission
+from gpuwarden.queue.claims import FATAL_JOBS_MAX, FATAL_WINDOW_S
 from gpuwarden.queue.ranks import BEGUN
 from gpuwarden.queue.sql import GHOST_AGE_S
 
@@ -76,6 +78,8 @@ class Row:
     retired_incarnation: str | None = None
     draining_incarnation: str | None = None
     locked: bool = False
+    unlocked_at: float = 0.0
+    fatal: dict[JobId, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -477,6 +481,23 @@ class Claims(_Part):
         self._state.recall([job], now)
         return True
 
+    def give_back(self, job_id: JobId, *, attempt: int, incarnation: str, slot: Slot, reason: str, now: float) -> bool:
+        job = self._state.mine(job_id, attempt, incarnation)
+        if job is None:
+            return False
+        self._state.comes_back(job, "release")
+        self._state.given_away(job, Move.GIVE_BACK, now)
+        self._state.recall([job], now)
+        if job.gang is None:
+            job.avoided |= {(slot.host, slot.worker, gpu): now + AVOID_S for gpu in {"", *slot.gpus}}
+        row = self._state.workers[slot.host, slot.worker]
+        row.fatal[job_id] = now
+        counted = [at for at in row.fatal.values() if at > max(row.unlocked_at, now - FATAL_WINDOW_S)]
+        if len(counted) >= FATAL_JOBS_MAX:
+            row.locked = True
+            self._state.happened["locked after fatal errors"] += 1
+        return True
+
     def _over(self, row: Row, incarnation: str) -> bool:
         return row.incarnation != incarnation or row.retired_incarnation == incarnation
 
@@ -664,7 +685,7 @@ class Admin(_Part):
         row = self._state.workers.get((host, worker))
         if row is None or not row.locked:
             return False
-        row.locked = False
+        row.locked, row.unlocked_at = False, now
         return True
 
     def drain(self, *, host: str, worker: str) -> bool:

@@ -277,12 +277,16 @@ class QueueMachine(RuleBasedStateMachine):
         self.both("claims.heartbeat", incarnation=self.incarnations[place], **how)
 
     @precondition(lambda self: self.claims)
-    @rule(pick=PICKS, act=st.sampled_from(["complete", "fail_by_worker", "release", "release"]), result=RESULTS)
+    @rule(pick=PICKS, act=st.sampled_from(["complete", "fail_by_worker", "release", "give_back"]), result=RESULTS)
     def end(self, pick: int, act: str, result: Any) -> None:
         self.ends(self.a_claim(pick, State.HOST_LOST, State.RUNNING), act, result)
 
     def ends(self, claim: Claim, act: str, result: Any = None) -> None:
-        more: dict[str, dict[str, Any]] = {"complete": {"result": result}, "fail_by_worker": {"reason": "boom"}}
+        more: dict[str, dict[str, Any]] = {
+            "complete": {"result": result},
+            "fail_by_worker": {"reason": "boom"},
+            "give_back": {"reason": "CUDA error", "slot": Slot(**slot(claim.place), gpus=GPUS[claim.place])},
+        }
         self.both(f"claims.{act}", claim.job_id, **claim.its, now=self.now, **more.get(act, {}))
 
     @precondition(lambda self: self.claims)

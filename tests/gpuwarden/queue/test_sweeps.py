@@ -50,8 +50,8 @@ def test_job_at_the_reclaim_cap_fails_with_its_event(store: JobStore) -> None:
     assert store.sweeps.reclaim_expired(now=now + 601) == [job_id, other]
 
     ended = store.job(job_id)
-    assert (ended.state, ended.reason) == (State.FAILED, "lease expired, and all 10 reclaims are used")
-    assert (ended.attempt, ended.reclaims, ended.watchdog_retries) == (11, 10, 0)
+    assert (ended.state, ended.reason) == (State.FAILED, "lease expired, and all 3 reclaims are used")
+    assert (ended.attempt, ended.reclaims, ended.watchdog_retries) == (4, 3, 0)
     assert store.outbox.events_of(job_id) == ["failed"]
     assert store.job(other).state is State.QUEUED
 
@@ -144,7 +144,7 @@ def test_reclaims_and_registrations_share_a_cap(store: JobStore) -> None:
 
     ended = store.job(job_id)
     assert (ended.state, ended.reason) == (
-        State.FAILED, "its worker was restarted, and all 10 reclaims are used"
+        State.FAILED, "its worker was restarted, and all 3 reclaims are used"
     )  # fmt: skip
     assert store.outbox.events_of(job_id) == ["failed"]
 

@@ -28,6 +28,8 @@ def load(job, report):
             Path(job.payload["out"]).write_text(str(job.attempt))
         elif do == "raise":
             raise RuntimeError("out of memory \\udcff")
+        elif do == "assert":
+            raise RuntimeError("CUDA error: device-side assert triggered")
         elif do == "exit":
             sys.exit(3)
         elif do == "await":  # wait for a file

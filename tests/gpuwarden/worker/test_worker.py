@@ -229,7 +229,7 @@ def test_failure_with_invalid_characters_is_stored_readably(store: JobStore, rep
 
 
 ODD: Any = ("odd", (1, 2, 3, 4))
-"""Attributes of a SyntaxError of which Python writes no traceback."""
+"""Attributes of a SyntaxError that Python cannot print."""
 
 
 class Panic(BaseException):

@@ -14,8 +14,8 @@ from sqlalchemy import Engine, insert, text
 
 from gpuwarden.db.engine import DatabaseError, connect
 from gpuwarden.db.transactions import writing
-from gpuwarden.job import Condition
-from gpuwarden.queue import Job, JobStore, Submission
+from gpuwarden.job import Condition, JobClass
+from gpuwarden.queue import Job, JobStore, Slot, Submission
 from gpuwarden.queue.counts import ClaimableJobs, Counts
 from gpuwarden.queue.open import existing
 from gpuwarden.queue.schema import OUTBOX_EVENTS
@@ -240,6 +240,38 @@ def test_ended_runs_are_counted_by_outcome(store: JobStore, collector: QueueColl
     assert of(found, "jobs_ended_total", queue="gpu", job_class="gpu", outcome="completed") == 1
 
 
+def test_failed_jobs_of_a_known_queue_are_0_before_the_first(store: JobStore, collector: QueueCollector) -> None:
+    store.claims.register("gpu", host=HOST, worker="w1", incarnation="i-w1", now=store.now())
+
+    found = page(collector)
+
+    assert {of(found, "jobs_ended_total", queue="gpu", job_class=each, outcome="failed") for each in JobClass} == {0}
+
+
+def test_worker_that_fatal_errors_locked_is_published(store: JobStore, collector: QueueCollector) -> None:
+    for worker in ("w1", "w2"):
+        store.claims.register("gpu", host=HOST, worker=worker, incarnation=f"i-{worker}", now=store.now())
+    store.admin.lock(host=HOST, worker="w2", who="ann", reason="fan", now=store.now())
+    give_back_three(store)
+
+    locked = {"queue": "gpu", "worker_host": HOST}
+    found = page(collector)
+    assert of(found, "worker_locked_info", **locked, worker="w1") == 1
+    assert of(found, "worker_locked_info", **locked, worker="w2") is None, "an operator locked it"
+
+    store.admin.unlock(host=HOST, worker="w1", who="ann", now=store.now())
+    assert of(page(collector), "worker_locked_info", **locked, worker="w1") is None
+
+
+def give_back_three(store: JobStore) -> None:
+    for n in range(3):
+        submit(store, priority=-n)
+        job = claim(store)
+        slot = Slot(host=HOST, worker="w1")
+        its: dict[str, Any] = {"attempt": 1, "incarnation": "i-w1", "slot": slot, "now": store.now()}
+        assert store.claims.give_back(job.job_id, **its, reason="CUDA error")
+
+
 def test_worst_workers_are_published(
     store: JobStore, collector: QueueCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +311,7 @@ def test_outcomes_are_counted_once_per_job(store: JobStore, queue_url: str, coll
     assert of(found, "job_duration_seconds_bucket", queue="gpu", job_class="gpu", le="+Inf") == 1
 
     with closing(QueueCollector(partial(existing, queue_url), host=HOST)) as later:
-        assert of(page(later), "jobs_ended_total", queue="gpu", job_class="gpu", outcome="completed") is None
+        assert of(page(later), "jobs_ended_total", queue="gpu", job_class="gpu", outcome="completed") == 0
 
 
 @pytest.mark.needs_postgres
@@ -437,6 +469,7 @@ def test_published_series_are_the_documented_ones(store: JobStore, collector: Qu
     claim(store)
     end_items(store, claim(store, worker="w2"), "failed")
     submit(store)
+    give_back_three(store)
 
     found = names(page(collector))
 

@@ -1,4 +1,4 @@
-"""What is kept of a result that the databases cannot store."""
+"""Results that the databases cannot store: the kept part."""
 
 import json
 from typing import Any

@@ -1,0 +1,1 @@
+"""Values and errors of foreign code: of jobs and their libraries."""
