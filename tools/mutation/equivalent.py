@@ -62,7 +62,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     **dict.fromkeys(
         (
             "gpu: GpuwardenJobGpuLost: 0 -> (-1)",
-            "steps: GpuwardenJobSlow: 0 -> (-1), at its place 8",
+            "steps: GpuwardenJobSlow: 0 -> (-1), at its place 9",
         ),
         "the comparison only excludes NaN; no value is below 0",
     ),
@@ -278,9 +278,9 @@ EQUIVALENT: Final[dict[str, str]] = {
             ("by (host, container, gpu) -> by (host, container, gpu, instance)", _NO_INSTANCE),
             ("by (host, gpu) -> by (host, gpu, instance)", _NO_INSTANCE),
             ("* -> /, at its place 4", _INFO_IS_1),
-            ("0 -> (-1), at its place 6", "the comparison is with 1; 0 and -1 differ from it alike"),
+            ("0 -> (-1), at its place 7", "the comparison is with 1; 0 and -1 differ from it alike"),
             (
-                "by (host, worker, container) -> by (host, container), at its place 7",
+                "by (host, worker, container) -> by (host, container), at its place 8",
                 "a container with two jobs was excluded before",
             ),
         )
