@@ -156,7 +156,7 @@ def _kind(name: str, value: float) -> str:
         return _OF_THE_JOB[name]
     if name == "gpuwarden_job_id":
         return "id"
-    if name == "gpuwarden_gang_rank_attempt":
+    if name in ("gpuwarden_gang_rank_attempt", "gpuwarden_gang_rank_active_attempt"):
         return "gang"
     if name.endswith(_BY_THE_CLOCK):
         return "clock" if name.endswith("_timestamp_seconds") else "age"

@@ -11,6 +11,10 @@ PAGE = CHECKOUT / "docs" / "reference" / "metrics.md"
 
 OF_GANGS = {
     ("GpuwardenGangStuck", "gpuwarden_gang_rank_attempt"): 1,
+    ("GpuwardenJobStalled", "gpuwarden_gang_rank_attempt"): 1,
+    ("GpuwardenJobStalled", "gpuwarden_gang_rank_active_attempt"): 1,
+    ("GpuwardenJobUnhealthy", "gpuwarden_gang_rank_attempt"): 1,
+    ("GpuwardenJobUnhealthy", "gpuwarden_gang_rank_active_attempt"): 1,
 }
 """Exceptions, and their number of uses: gangs have far fewer jobs than single workers."""
 

@@ -229,7 +229,7 @@ def test_unreaped_process_frees_its_lock_and_container_runs_on(tmp_path: Path) -
 
     assert found["gpuwarden_worker_alive"] == [1, 1, 1, 0, 0, 1, 1]
     assert found["gpuwarden_worker_dead_seconds"][3:6] == [0, 60, "stale"]
-    assert math.isnan(float(found["gpuwarden_container_gpu_idle_seconds"][4] or 0))
+    assert found["gpuwarden_container_gpu_idle_seconds"][4] == 60, "a container without a live process is known"
     assert [host.identities(one, second)["w"]["incarnation"] for second in (240, 300)] == ["w-0", "w-300"]
 
 

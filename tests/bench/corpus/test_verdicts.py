@@ -189,6 +189,8 @@ UNPLAYED: Final = {
     "gpuwarden_container_gpu_memory_budget_invalid": "an invalid label, which is the same as no budget",
     "gpuwarden_statefiles_invalid": "files of other programs",
     "gpuwarden_queue_host_worker_info": "a worker without readable files",
+    "gpuwarden_queue_jobs_ended_total": "jobs that fail, which only notifies people",
+    "gpuwarden_queue_worker_locked_info": "a locked worker, which only notifies people",
     **dict.fromkeys(
         (
             "gpuwarden_remediator_circuit_breaker_open",

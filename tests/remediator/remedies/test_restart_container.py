@@ -92,6 +92,8 @@ CONFIRM: dict[str, tuple[dict[str, Any], Doubt | None]] = {
     "I/O active: it may load from a network": ({"io_idle_s": 0.0}, Doubt.UNDER_BOUND),
     "I/O active within the timeout": ({"io_idle_s": 119.9}, Doubt.UNDER_BOUND),
     "its I/O is unknown": ({"io_idle_s": None, "work_unknown": "not read"}, Doubt.WORK_UNKNOWN),
+    "it faults pages: it compiles or maps a model": ({"server_fault_idle_s": 0.0}, Doubt.UNDER_BOUND),
+    "its page faults are unknown": ({"server_fault_idle_s": None}, Doubt.WORK_UNKNOWN),
     "its I/O is unknown without a reason": ({"io_idle_s": None}, Doubt.WORK_UNKNOWN),
     "CPU active: it may spin in a driver": ({"container_cpu_idle_s": 0.0}, None),
     "not probed: invalid labels": (

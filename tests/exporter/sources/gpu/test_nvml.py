@@ -548,7 +548,7 @@ def test_instances_have_memory_and_processes_and_no_utilisation(driver_here: Dri
         mig=MigInstance(parent="GPU-0", number=0, gpu_instance=7, compute_instance=0),
     )
     assert (second.uuid, second.number, second.name, second.processes) == ("MIG-b", "0:3", "Test GPU MIG 2g.20gb", ())
-    assert second.names == ("MIG-b", "0:3", "MIG-GPU-0/9/0")
+    assert second.names == ("MIG-b", "0:3", "MIG-GPU-0/9/0", "0/gi9")
 
 
 def test_compute_instances_with_shared_memory_have_their_own_processes(driver_here: Driver) -> None:
