@@ -140,7 +140,7 @@ def evidence(**changed: Any) -> WorkerFacts:
         gpu_idle_s=130.0, gpu_unknown=None,
         ram_bytes=2**30, ram_idle_s=130.0, ram_unknown=None,
         io_idle_s=130.0, page_fault_idle_s=130.0, container_cpu_idle_s=130.0,
-        heavy_work_idle_s=130.0, work_unknown=None,
+        heavy_work_idle_s=9000.0, work_unknown=None,
         gpu_pids={"GPU-0": sorted(PIDS)},
     )  # fmt: skip
     return replace(default, **changed)
@@ -155,7 +155,7 @@ def server(**changed: Any) -> ServerFacts:
         probe_unknown=None, gpus=["GPU-0"], gpu_simulated=False, gpu_idle_s=130.0, gpu_unknown=None,
         ram_bytes=2**30, ram_idle_s=130.0, ram_unknown=None,
         io_idle_s=130.0, page_fault_idle_s=130.0, container_cpu_idle_s=130.0,
-        heavy_work_idle_s=130.0, work_unknown=None,
+        heavy_work_idle_s=9000.0, work_unknown=None,
         gpu_pids={"GPU-0": sorted(PIDS)}, cards=None, unseen=[], nameless_gpus=[],
     )  # fmt: skip
     return replace(default, **changed)
