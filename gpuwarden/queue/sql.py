@@ -179,16 +179,18 @@ def requeue_or_fail(
 ) -> list[JobId]:
     """Requeue unfinished jobs, or fail those at a cap; returns their ids.
 
-    Reclaims, new incarnations and fatal errors share a cap (A13).
+    Reclaims, new incarnations and fatal errors share a cap (A13). A move from a barred worker (B5) is no reclaim.
     """
     lost = move in (Move.RECLAIM, Move.SUPERSEDE, Move.GIVE_BACK)
-    found = lock_jobs(select(JOBS).where(where, from_sources(move)).limit(SWEEP_MAX), skip=move is Move.RECLAIM)
+    moved = and_(JOBS.c.state == State.FENCING, is_barred(JOBS, JOBS.c.host, JOBS.c.worker))
+    found = select(JOBS, moved.label("moved")).where(where, from_sources(move)).limit(SWEEP_MAX)
+    found = lock_jobs(found, skip=move is Move.RECLAIM)
     back: list[JobId] = []
     spent: list[JobId] = []
     for row in connection.execute(found).all():
         if row.attempt >= row.attempts_max:
             used = f"all {row.attempts_max} attempts"
-        elif lost and row.reclaims >= RECLAIMS_MAX:
+        elif lost and not row.moved and row.reclaims >= RECLAIMS_MAX:
             used = f"all {RECLAIMS_MAX} reclaims"
         else:
             back.append(row.job_id)
@@ -201,7 +203,10 @@ def requeue_or_fail(
     reason_of = case((fenced, JOBS.c.reason + ", and its fence ran out"), else_=why)
     values: dict[str, Any] = {"reason": reason_of, "queued_at": now, **UNCLAIMED}
     if lost:
-        values |= {"priority": least(JOBS.c.priority, REQUEUE_PRIORITY), "reclaims": JOBS.c.reclaims + 1}
+        values |= {
+            "priority": least(JOBS.c.priority, REQUEUE_PRIORITY),
+            "reclaims": JOBS.c.reclaims + case((moved, 0), else_=1),
+        }
     if back:
         connection.execute(transition(move, JOBS.c.job_id.in_(back), **values))
         notify_after_commit(connection, QUEUE.channel)

@@ -248,6 +248,7 @@ def test_moved_run_never_returns_to_a_tried_worker(store: JobStore) -> None:
     found = store.item_failures.tally("r1", now=now)
     assert found is not None
     assert found.migrations == 4
+    assert store.job(job.job_id).reclaims == 0, "a move is no lost lease"
 
     others = [claimed(store, number, now=now) for number in (1,)]
     assert [each.run_id for each in others] == ["r2"], "the first worker claims jobs of another run"
