@@ -34,8 +34,8 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import error_text, trace_of
 from gpuwarden.job import FINAL, LEASE_S, ItemState, JobClass, JobId, Phase, State
 from gpuwarden.queue import PRIORITY, Item, Job, JobStore, Result, Submission, keep_result
-from gpuwarden.queue.foreign.fatal_errors import Hook, is_fatal
 from gpuwarden.queue.open import default_store
+from gpuwarden.queue.outcomes.fatal_errors import Hook, is_fatal
 from gpuwarden.reporter import Reporter
 
 log: Final = structlog.get_logger("job")

@@ -434,8 +434,8 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_gang_rank_active_attempt",
-        "As `gpuwarden_gang_rank_attempt`, but only for a rank with activity of its own in the last minute, other than "
-        "a new phase or a saturated GPU.",
+        "As `gpuwarden_gang_rank_attempt`, but only for a rank that was active in the last minute. A new phase or a "
+        "saturated GPU does not count.",
         (*_SLOT, "gang"),
         (((*row.key, row.job.gang or ""), float(row.job.attempt)) for row in ranks if row.is_active_rank),
         source="job file, and its container's GPU, RAM and work",

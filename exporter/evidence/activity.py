@@ -59,7 +59,7 @@ def _seconds_without(
 def is_rank_active(job: JobFile, evidence: ContainerEvidence | None, timeouts: PhaseTimeouts, *, now: Stamp) -> bool:
     """Whether a rank did something within `RANK_ACTIVE_S`: its gang may wait for it (A14b).
 
-    A new phase proves nothing; nor a saturated GPU: waiting ranks spin.
+    A new phase and a saturated GPU prove nothing: waiting ranks spin.
     """
     signs = _seconds_without(job, evidence, timeouts, now=now)
     del signs[Sign.PHASE]

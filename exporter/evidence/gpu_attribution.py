@@ -216,7 +216,7 @@ def _why_may_be_elsewhere(pids: frozenset[int] | None, readings: GpuReadings) ->
 def _why_may_be_anywhere(
     name: str, pids: frozenset[int] | None, readings: GpuReadings, thresholds: Thresholds
 ) -> Unknown | None:
-    """Why a container may use a GPU that does not list its processes. `name` is what it requests."""
+    """Why a container may use a GPU that does not list its processes. `name` is its request."""
     if pids is None:
         return NO_PIDS
     message = f"no GPU is named {name}, and "

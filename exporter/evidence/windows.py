@@ -82,7 +82,7 @@ class Movement:
 
     def add(self, now_s: float, value: int) -> float | None:
         """Add one value; returns seconds, `None` before any movement."""
-        coarse = value // self._grain  # small changes after a movement are no new extreme
+        coarse = value // self._grain  # ignores small changes after a movement
         if coarse != self._value:
             self._value = coarse
             self._observe(now_s, coarse)

@@ -4,7 +4,6 @@ The queue refuses a move whose attempt or incarnation has changed. `gpuwarden.jo
 `now` is Unix seconds from `JobStore.now`.
 """
 
-from gpuwarden.queue.foreign.results import keep_result
 from gpuwarden.queue.models import (
     PRIORITY,
     BlockedError,
@@ -28,6 +27,7 @@ from gpuwarden.queue.models import (
     WorkerRow,
     is_gpu,
 )
+from gpuwarden.queue.outcomes.results import keep_result
 from gpuwarden.queue.store import JobStore
 
 __all__ = [

@@ -17,7 +17,7 @@ from gpuwarden.errors import GpuwardenError, WorkerStopping
 from gpuwarden.format import error_text, trace_of
 from gpuwarden.job import JobId, Phase, State
 from gpuwarden.queue import Job, JobStore, ReplacedError, Result, Slot, keep_result
-from gpuwarden.queue.foreign.fatal_errors import COMPLETED_S, FastFailures, is_fatal
+from gpuwarden.queue.outcomes.fatal_errors import COMPLETED_S, FastFailures, is_fatal
 from gpuwarden.reporter import Reporter
 from gpuwarden.state_file import TEXT_MAX
 from gpuwarden.worker import job_logs, lease

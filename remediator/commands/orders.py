@@ -98,7 +98,7 @@ def _answer(wanted: argparse.Namespace, act: Act, *, for_s: float | None = None)
 
 def disarm(argv: list[str]) -> int:
     """`gpuwarden disarm`."""
-    parser = _parser("disarm", "Return remedies to dry run: they only record what they would do.")
+    parser = _parser("disarm", "Return remedies to dry run: they only record their steps.")
     parser.add_argument("--remedy", choices=sorted(REMEDIES), help="only this remedy; default: all")
     wanted = parser.parse_args(argv)
     with closing(existing(wanted.ledger)) as ledger:

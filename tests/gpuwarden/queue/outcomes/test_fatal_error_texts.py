@@ -4,7 +4,7 @@ import pytest
 
 from gpuwarden.errors import WorkerStopping
 from gpuwarden.job import JobId
-from gpuwarden.queue.foreign.fatal_errors import FAST_S, FastFailures, is_fatal, is_out_of_memory
+from gpuwarden.queue.outcomes.fatal_errors import FAST_S, FastFailures, is_fatal, is_out_of_memory
 
 HINT = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "

@@ -1,1 +1,0 @@
-"""Values and errors of foreign code: of jobs and their libraries."""

@@ -1,0 +1,1 @@
+"""What jobs return and raise."""
