@@ -70,22 +70,22 @@ class Movement:
 
     def __init__(self, delta: int) -> None:
         self._delta = delta
-        self._grain = max(1, delta // 64)
+        self._grain = max(1, delta // 16)
         self.forget()
 
     def forget(self) -> None:
         """Restart."""
         self._moved_s: float | None = None
-        self._value: int | None = None
+        self._coarse: int | None = None
         self._greatest: deque[tuple[float, int]] = deque()
         self._least: deque[tuple[float, int]] = deque()
 
     def add(self, now_s: float, value: int) -> float | None:
         """Add one value; returns seconds, `None` before any movement."""
         coarse = value // self._grain  # ignores small changes after a movement
-        if coarse != self._value:
-            self._value = coarse
-            self._observe(now_s, coarse)
+        if coarse != self._coarse:
+            self._coarse = coarse
+            self._observe(now_s, value)
         return None if self._moved_s is None else now_s - self._moved_s
 
     def _observe(self, now_s: float, value: int) -> None:
@@ -96,7 +96,7 @@ class Movement:
             while now_s - queue[0][0] > MOVED_WITHIN_S:
                 queue.popleft()
         (greatest_s, greatest), (least_s, least) = self._greatest[0], self._least[0]
-        if (greatest - least) * self._grain > self._delta:
+        if greatest - least > self._delta:
             self._moved_s = max(greatest_s, least_s)
 
 

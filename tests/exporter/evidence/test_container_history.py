@@ -90,7 +90,8 @@ def first_still(samples: list[Sample], delta: float) -> int:
     begin = max((i for i, (_, _, value) in enumerate(samples) if value is None), default=-1) + 1
     begin = max(begin, continuous_tail(samples))
     times = list(accumulate(gap_s for gap_s, _, _ in samples))
-    changes = [i for i in range(begin, len(samples)) if i == begin or samples[i][2] != samples[i - 1][2]]
+    coarse = [(value or 0) // max(1, int(delta) // 16) for _, _, value in samples]
+    changes = [i for i in range(begin, len(samples)) if i == begin or coarse[i] != coarse[i - 1]]
     moved = begin
     for i in changes:
         recent = [each for each in changes if each <= i and times[i] - times[each] <= windows.MOVED_WITHIN_S]
