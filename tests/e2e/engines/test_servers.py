@@ -154,7 +154,8 @@ class Scene:
         )
 
     def fired_alerts(self, case: str) -> set[str]:
-        found = self.stage.chain.query(f'max_over_time(ALERTS{{container="{container_name(case)}"}}[30m])')
+        firing = f'ALERTS{{container="{container_name(case)}", alertstate="firing"}}'
+        found = self.stage.chain.query(f"max_over_time({firing}[30m])")
         return {each["metric"]["alertname"] for each in found}
 
     def server_metrics(self, case: str) -> dict[str, float]:
