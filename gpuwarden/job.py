@@ -12,6 +12,9 @@ JobId = NewType("JobId", int)
 STALL_TIMEOUT_S: Final = 120.0
 """Default stall timeout (A2), seconds."""
 
+MIN_TIMEOUT_S: Final = 30.0
+"""Minimum timeout of a phase, seconds: a live process can look idle for this long."""
+
 WATCHDOG_RETRIES_MAX: Final = 3
 """Requeues by the remediator before a job fails (A8)."""
 

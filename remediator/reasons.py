@@ -22,6 +22,11 @@ class Code(StrEnum):
         member.text, member.advice = text, advice
         return member
 
+    @property
+    def needs_operator(self) -> bool:
+        """Whether the advice asks an operator to act."""
+        return not self.advice.startswith(("Nothing", "Wait"))
+
 
 class Reason(Code):
     """Why an episode waits or ended, and why an alert was refused."""

@@ -8,16 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gpuwarden.job import Phase
+from gpuwarden.job import MIN_TIMEOUT_S, Phase
 
 if TYPE_CHECKING:  # keeps driver processes small
     from gpuwarden.state_file import JobFile, LongStep
 
 MIN_STEPS: Final = 20  # the first ones compile
 MIN_PHASE_VISITS: Final = 3
-MIN_TIMEOUT_S: Final = 30.0
-"""A live process can look idle for this long (`--dead-after-s`)."""
-
 ACTIVITY_LAG_S: Final = 20.0
 """How late inactivity shows: rates are averages over 10 s or more."""
 

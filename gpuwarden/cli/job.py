@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpuwarden.cli.acts import add_act, add_json, add_reason
-from gpuwarden.cli.progress import figures, report_of, reports, short, whole
+from gpuwarden.cli.progress import figures, report_of, reports, short, silence, whole
+from gpuwarden.clock import stamp
 from gpuwarden.fields import made_from
 from gpuwarden.format import Parser, count_of, format_duration, format_time, format_utc_time, operator_name, printable
 from gpuwarden.job import ATTEMPTS_MAX, FINAL, STALL_TIMEOUT_S, JobClass, JobId, State
@@ -81,18 +82,18 @@ def _list_once(store: JobStore, arguments: argparse.Namespace) -> int:
     for job in found:
         report = report_of(job, here)
         if arguments.json:
-            print(json.dumps({**asdict(job), "progress": figures(report)}))
+            print(json.dumps({**asdict(job), "progress": figures(report, stamp())}))
         else:
             if not shown:
                 print(
                     f"{'JOB':>6} {'STATE':9} {'QUEUE':8} {'ATTEMPT':>7} {'RETRIES':>7} {'PRIO':>4}  "
-                    f"{'WORKER':12} {'PROGRESS':9} REASON"
+                    f"{'WORKER':12} {'PROGRESS':9} {'SILENT':19} REASON"
                 )
-            progress = "-" if report is None else short(report)
+            progress, silent = "-" if report is None else short(report), report and silence(report, stamp())
             print(
                 f"{job.job_id:>6} {job.state:9} {printable(job.queue):8} {job.attempt:>7} {job.watchdog_retries:>7} "
                 f"{job.priority:>4}  {printable(job.worker or '-'):12} {progress:9} "
-                f"{printable(job.reason or '')}".rstrip()
+                f"{silent or '-':19} {printable(job.reason or '')}".rstrip()
             )
         shown += 1
     if shown == arguments.limit and not arguments.json and not arguments.watch:
@@ -105,7 +106,7 @@ def _show(store: JobStore, arguments: argparse.Namespace) -> int:
     needs = store.runs.needs(job.job_id) if job.needs else []
     report = report_of(job, reports(arguments.runtime_dir))
     if arguments.json:
-        print(json.dumps({**asdict(job), "needs_jobs": needs, "progress": figures(report)}))
+        print(json.dumps({**asdict(job), "needs_jobs": needs, "progress": figures(report, stamp())}))
     else:
         print("\n".join(_page(job, needs, report)))
     return 0
@@ -138,7 +139,8 @@ def _page(job: Job, needs: list[JobId], report: JobFile | None) -> Iterator[str]
         if value is not None:
             yield f"{name:9} {printable(str(value))}"
     if report is not None:
-        yield f"{'progress':9} {whole(report)}"
+        silent = silence(report, stamp())
+        yield f"{'progress':9} {whole(report)}" + ("" if silent is None else f", silent {silent}")
         if report.items_done or report.items_failed:
             yield f"{'items':9} {report.items_done} done, {report.items_failed} failed"
     elif job.state is State.RUNNING:
@@ -334,7 +336,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     submit.add_argument("--no-steps", action="store_true", help="the job reports no steps, so no stall timeout applies")
 
-    listing = add_act(acts, "list", _list, "list the newest jobs, oldest first")
+    listing = add_act(
+        acts, "list", _list, "list the newest jobs, oldest first; SILENT is the time without a step beat, of its limit"
+    )
     listing.add_argument("--queue", help="only this queue")
     listing.add_argument("--run", help="only this run")
     listing.add_argument(

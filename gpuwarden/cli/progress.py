@@ -5,9 +5,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from gpuwarden.job import State
+from gpuwarden.format import format_duration
+from gpuwarden.job import MIN_TIMEOUT_S, Phase, State
 from gpuwarden.queue import Job
-from gpuwarden.state_file import JOB_SUFFIX, JobFile, StateFileError, parse_job
+from gpuwarden.state_file import JOB_SUFFIX, JobFile, Stamp, StateFileError, parse_job
 
 Reports: TypeAlias = Mapping[tuple[int, int, str], JobFile]
 """By job, attempt and incarnation, so that a file of an ended attempt is ignored."""
@@ -36,6 +37,31 @@ def short(report: JobFile) -> str:
     return f"{report.phase} {report.step}{total}"
 
 
+def silent_s(report: JobFile, now: Stamp) -> float | None:
+    """Seconds since the last step beat or the phase began; `None` before the first beat (A3)."""
+    if report.step_beat is None:
+        return None
+    ages_s = [report.step_beat.age_s(now), report.phase_started.age_s(now)]
+    return min((each for each in ages_s if each is not None), default=None)
+
+
+def silence_max_s(report: JobFile) -> float | None:
+    """The job's own limit of its silence; `None` without one, or if the host sets it."""
+    if report.phase is Phase.IDLE or not report.stall_timeout_s:
+        return None
+    if report.timeout_s is not None:
+        return max(MIN_TIMEOUT_S, report.timeout_s)
+    return report.stall_timeout_s if report.phase is Phase.STEP else None
+
+
+def silence(report: JobFile, now: Stamp) -> str | None:
+    """Silence and its limit, such as `2 min 36 s of 120 s`."""
+    lasted_s, max_s = silent_s(report, now), silence_max_s(report)
+    if lasted_s is None:
+        return None
+    return format_duration(lasted_s) + ("" if max_s is None else f" of {max_s:g} s")
+
+
 def whole(report: JobFile) -> str:
     """Phase, steps and step time, for a sentence."""
     total = "" if report.steps_total is None else f" of {report.steps_total}"
@@ -43,7 +69,10 @@ def whole(report: JobFile) -> str:
     return f"phase {report.phase}, step {report.step}{total}{mean}"
 
 
-def figures(report: JobFile | None) -> dict[str, Any] | None:
+def figures(report: JobFile | None, now: Stamp) -> dict[str, Any] | None:
     """Progress for JSON output."""
+    if report is None:
+        return None
     names = ("phase", "step", "steps_total", "step_mean_s", "step_max_s", "items_done", "items_failed")
-    return None if report is None else {name: getattr(report, name) for name in names}
+    fields = {name: getattr(report, name) for name in names}
+    return {**fields, "silent_s": silent_s(report, now), "silence_max_s": silence_max_s(report)}

@@ -1,4 +1,4 @@
-"""`gpuwarden status`: health of the pipeline, held actions, and what needs an operator. Read only.
+"""`gpuwarden status`: health of the pipeline, what is watched, held actions, and what needs an operator. Read only.
 
 Exit codes: 0 nothing needs an operator; 1 something does; 2 usage error.
 """
@@ -31,6 +31,7 @@ from remediator.clients import http as answers
 from remediator.clients.exporter import ExporterAuth
 from remediator.commands.open_ledger import add_ledger, existing, queue_url
 from remediator.commands.orders import span
+from remediator.commands.watched import QUERY, WatchedHost, list_watched, read_watched
 from remediator.ledger.executors import ExecutorHeartbeat
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import HeldEpisode
@@ -55,9 +56,9 @@ LATELY_S: Final = 86400.0
 """How long an episode that failed is shown, seconds."""
 
 LONG_S: Final = 900.0
-"""An episode open for longer needs an operator, unless its wait ends without one, seconds."""
+"""An episode open for longer needs an operator, even if its reason asks for none, seconds."""
 
-_OTHER_WAITS: Final = frozenset(
+OTHER_WAITS: Final = frozenset(
     {
         *(Reason.DRY_RUN, Reason.PAUSED, Reason.CIRCUIT_BREAKER, Reason.COOLDOWN, Reason.APPROVAL, Reason.DECLINED),
         *(Reason.SILENCED, Reason.GRACE_PERIOD),
@@ -131,9 +132,12 @@ class Report:
     pauses: list[Order] = field(default_factory=list)
     freed_lately: list[tuple[str, str, float]] = field(default_factory=list)
     quarantined: list[Quarantine] = field(default_factory=list)
-    not_fixed: list[tuple[int, str, str, str]] = field(default_factory=list)
+    not_fixed: list[tuple[int, str, str, str, str]] = field(default_factory=list)
+    """Number, worker, host, message, and what to do."""
     hosts: list[str] = field(default_factory=list)
     """Hosts with a live executor."""
+    watched: list[WatchedHost] = field(default_factory=list)
+    """What Prometheus has; empty if it does not answer."""
 
     def needs(self) -> list[str]:
         """List what needs an operator, a sentence each."""
@@ -157,15 +161,16 @@ class Report:
             for each in self.quarantined
         ]
         found += [
-            f"episode {number} of {worker} on {host} was not fixed: {message}; see `gpuwarden ledger show {number}`"
-            for number, worker, host, message in self.not_fixed
+            f"episode {number} of {worker} on {host} was not fixed: {message}; {todo}"
+            f"see `gpuwarden ledger show {number}`"
+            for number, worker, host, message, todo in self.not_fixed
         ]
         found += [
             f"episode {each.episode_id} of {each.worker} on {each.host} open for "
             f"{format_duration(self.at - each.opened_at)}: {each.message or 'running'}; "
-            f"see `gpuwarden ledger show {each.episode_id}`"
+            f"{_todo(each.reason)}see `gpuwarden ledger show {each.episode_id}`"
             for each in self.episodes
-            if each.reason not in _OTHER_WAITS and self.at - each.opened_at > LONG_S
+            if each.reason not in OTHER_WAITS and (_todo(each.reason) or self.at - each.opened_at > LONG_S)
         ]
         return found
 
@@ -195,7 +200,7 @@ def look(wanted: argparse.Namespace, *, now: float) -> Report:
         ("remediator", partial(_ready, "remediator")),
         ("exporter", _exporter),
         ("alertmanager", partial(_ready, "alertmanager")),
-        ("prometheus", partial(_prometheus, report.hosts)),
+        ("prometheus", partial(_prometheus, report, wanted.host)),
     ):
         url: str = getattr(wanted, name)
         opened = partial(_exporter_client, wanted) if name == "exporter" else _client
@@ -205,12 +210,19 @@ def look(wanted: argparse.Namespace, *, now: float) -> Report:
     return report
 
 
+def _todo(reason: str | None) -> str:
+    """What an operator does about a reason, as the begin of a phrase; empty if nothing."""
+    advice = next((each.advice for each in Reason if each == reason and each.needs_operator), "")
+    return advice and f"{advice[0].lower()}{advice[1:].rstrip('.')}; "
+
+
 def page(report: Report) -> Iterator[str]:
     """Format the report as lines."""
     for part in report.parts:
         mark = {True: "ok", False: "DOWN", None: "-"}[part.ok]
         yield f"{part.name:14}{mark:10}{printable(part.says)}"
     yield ""
+    yield from list_watched(report.watched)
     yield from _modes(report.armed)
     for order in report.pauses:
         yield f"{'planned' if begins_s(order, report.at) > 0 else 'paused':10}{span(order)}"
@@ -263,7 +275,7 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
     report.breaker, report.pauses = orders.breaker(), orders.pauses(host=wanted.host, now=report.at)
     report.freed_lately = ledger.orders.restarts_since(report.at - SafetyLimits().cooldown_s, host=wanted.host)
     report.not_fixed = [
-        (each.episode_id, each.worker, each.host, each.message or "")
+        (each.episode_id, each.worker, each.host, each.message or "", _todo(each.reason))
         for each in ledger.reports.since(report.at - LATELY_S, host=wanted.host)
         if each.outcome in (Outcome.PARTLY, Outcome.REFUSED)
     ]
@@ -407,11 +419,15 @@ def _unready(name: str, url: str, answer: httpx.Response) -> Part:
     return Part(name=name, ok=False, says=says, todo="see its log")
 
 
-def _prometheus(hosts: Sequence[str], client: httpx.Client, url: str) -> Part:
-    """Check that Prometheus evaluates our rules, knows an Alertmanager, and scrapes each host's exporter."""
+def _prometheus(report: Report, host: str | None, client: httpx.Client, url: str) -> Part:
+    """Check that Prometheus evaluates our rules, knows an Alertmanager, and scrapes each host. Read what is watched."""
     answer = client.get(f"{url}/-/ready")
     if not answer.is_success:
         return _unready("prometheus", url, answer)
+    found = _query(client, url, "group by (host) (gpuwarden_collector_success)")
+    scraped = {each["metric"].get("host", "") for each in found}
+    watched = [each for each in scraped if host in (None, each)]
+    report.watched = read_watched(watched, _query(client, url, QUERY))
     rules = _acting_rules(client.get(f"{url}/api/v1/rules", params={"type": "alert"}).json())
     if not rules:
         says = f"no rule at {url} calls the remediator"
@@ -424,13 +440,16 @@ def _prometheus(hosts: Sequence[str], client: httpx.Client, url: str) -> Part:
     if not targets:
         says = f"no Alertmanager configured at {url}"
         return Part(name="prometheus", ok=False, says=says, todo="add one under `alerting:` in its configuration")
-    answer = client.get(f"{url}/api/v1/query", params={"query": "group by (host) (gpuwarden_collector_success)"})
-    scraped = {each["metric"].get("host") for each in answer.json()["data"]["result"]}
-    if unseen := sorted(set(hosts) - scraped):
+    if unseen := sorted(set(report.hosts) - scraped):
         says = f"no series of {', '.join(unseen)} at {url}: no alert fires for it"
         todo = "check its targets: it must scrape that host's exporter with the host's key as label `host`"
         return Part(name="prometheus", ok=False, says=says, todo=todo)
     return Part(name="prometheus", ok=True, says=f"ready at {url}, evaluates {count_of(len(rules), 'acting rule')}")
+
+
+def _query(client: httpx.Client, url: str, query: str) -> list[dict[str, Any]]:
+    result: list[dict[str, Any]] = client.get(f"{url}/api/v1/query", params={"query": query}).json()["data"]["result"]
+    return result
 
 
 def _acting_rules(answer: Any) -> list[dict[str, Any]]:
@@ -441,7 +460,7 @@ def _acting_rules(answer: Any) -> list[dict[str, Any]]:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="gpuwarden status",
-        description="Show the health of the pipeline, held actions, and what needs an operator.",
+        description="Show the health of the pipeline, what is watched, held actions, and what needs an operator.",
         epilog="exit codes: 0 nothing needs an operator; 1 something does; 2 usage error",
     )
     add_ledger(parser)

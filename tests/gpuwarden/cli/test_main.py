@@ -172,9 +172,9 @@ def test_table_has_one_line_per_job_under_its_heading(capsys: pytest.CaptureFixt
 
     heading, line = out.splitlines()
     assert heading.split() == [
-        "JOB", "STATE", "QUEUE", "ATTEMPT", "RETRIES", "PRIO", "WORKER", "PROGRESS", "REASON"
+        "JOB", "STATE", "QUEUE", "ATTEMPT", "RETRIES", "PRIO", "WORKER", "PROGRESS", "SILENT", "REASON"
     ]  # fmt: skip
-    assert line.split() == ["1", "queued", "gpu", "0", "0", "100", "-", "-"]
+    assert line.split() == ["1", "queued", "gpu", "0", "0", "100", "-", "-", "-"]
 
 
 @pytest.mark.usefixtures("store")

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 
 from gpuwarden.cli.main import main
 from gpuwarden.cli.runs import parse
+from gpuwarden.clock import stamp
 from gpuwarden.db.migrate import OlderTablesError
 from gpuwarden.db.transactions import writing
-from gpuwarden.job import JobClass, JobId, State
+from gpuwarden.job import JobClass, JobId, Phase, State
 from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.reporter import Reporter
 from tests.conftest import Cli
@@ -163,6 +165,44 @@ def test_running_job_is_listed_with_its_progress(store: JobStore, cli: Cli, host
     assert before[1].split()[7] == "-"
     assert after[1].split()[7:9] == ["step", "0/20"]
     assert json_line["progress"]["steps_total"] == 20
+
+
+@pytest.mark.parametrize(
+    ("phase", "silence", "max_s"),
+    [
+        pytest.param(Phase.STEP, "2 min 36 s of 120 s", 120.0, id="step"),
+        pytest.param(Phase.SAVE, "2 min 36 s", None, id="the host's setting decides"),
+    ],
+)
+def test_running_job_is_listed_with_its_silence(
+    store: JobStore,
+    cli: Cli,
+    host_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    phase: Phase,
+    silence: str,
+    max_s: float | None,
+) -> None:
+    submit(store)
+    with Reporter(host_dir, worker="w1", queue="gpu") as reporter:
+        assert store.claims.claim("gpu", host=HOST, worker="w1", incarnation=reporter.incarnation, now=NOW) is not None
+        reporter.start_job(job_id=1, attempt=1, job_class=JobClass.GPU, model=None, budget_s=1.0, stall_timeout_s=120.0)
+        before = cli("job", "list")[1].splitlines()
+        reporter.ready()
+        reporter.phase(phase)
+        later = replace(stamp(), boottime_s=stamp().boottime_s + 156)
+        monkeypatch.setattr("gpuwarden.cli.job.stamp", lambda: later)
+
+        listed = cli("job", "list")[1].splitlines()
+        shown = cli("job", "show", "1")[1].splitlines()
+        progress = json.loads(cli("job", "show", "1", "--json")[1])["progress"]
+
+    assert before[1].split()[9:] == ["-"], "not policed before the first step beat"
+    assert f" {silence}" in listed[1]
+    assert listed[1].endswith(silence)
+    assert any(line.startswith("progress  ") and line.endswith(f", silent {silence}") for line in shown)
+    assert progress["silent_s"] == pytest.approx(156, abs=1)
+    assert progress["silence_max_s"] == max_s
 
 
 def test_watched_list_follows_changes(store: JobStore, url: str, spawn: Callable[..., subprocess.Popen[str]]) -> None:

@@ -136,6 +136,7 @@ def test_healthy_pipeline_needs_no_operator(ask: Callable[..., Said], parts: Par
         f"alertmanager  ok        ready at {parts.url}",
         f"prometheus    ok        ready at {parts.url}, evaluates 1 acting rule",
         "",
+        "watched   box1: 0 GPUs, 0 workers",
         "dry run   every remedy on box1, no order yet",
         "0 open episodes",
         "",
@@ -349,6 +350,75 @@ def test_episode_that_needs_an_operator_is_named_with_what_to_do(
     (need,) = lines[lines.index("needs an operator:") + 1 :]
     need = re.sub(r"( min \d)\d s", r"\g<1>0 s", need)  # the command takes a second or two
     assert [each for each in names if each not in need] == []
+
+
+@pytest.mark.parametrize("reason", [each for each in Reason if each.needs_operator and each not in status.OTHER_WAITS])
+def test_episode_that_only_an_operator_can_end_is_named_at_once(
+    ledger: Ledger, ask: Callable[..., Said], reason: Reason
+) -> None:
+    accept(ledger, alert())
+    ledger.journal.wait(1, Wait(reason=reason, message="no actuator for processes"), now=time.time())
+
+    code, lines = ask()
+
+    assert code == 1
+    (need,) = lines[lines.index("needs an operator:") + 1 :]
+    advice = f"; {reason.advice[0].lower()}{reason.advice[1:].rstrip('.')}; see `gpuwarden ledger show 1`"
+    assert need.startswith("  - episode 1 of w1 on box1 open for ")
+    assert need.endswith(f": no actuator for processes{advice}")
+
+
+def test_status_lists_hosts_gpus_and_workers(ask: Callable[..., Said], parts: Parts) -> None:
+    def series(name: str, value: str, **labels: str) -> dict[str, Any]:
+        return {"metric": {"__name__": f"gpuwarden_{name}", "host": HOST, **labels}, "value": [0, value]}
+
+    job = {"worker": "w1", "container": "c1"}
+    result = [
+        *(series("gpu_info", "1", gpu=f"GPU-{n}") for n in range(2)),
+        series("worker_alive", "1", **job),
+        series("job_id", "7", attempt="1", incarnation="i", **job),
+        series("job_phase", "1", phase="step", **job),
+        series("job_step_beat_age_seconds", "156", **job),
+        series("worker_alive", "1", worker="w2", container=""),
+        series("job_id", "8", attempt="1", incarnation="i", worker="w2", container=""),
+        series("job_phase", "1", phase="load", worker="w2", container=""),
+        series("job_step_beat_age_seconds", "NaN", worker="w2", container=""),
+        series("worker_alive", "1", worker="w3", container=""),
+        series("worker_alive", "0", worker="w4", container=""),
+        series("worker_info", "1", worker="w5\x1b", container=""),
+        {"metric": {"__name__": "gpuwarden_gpu_info", "host": "box2", "gpu": "GPU-9"}, "value": [0, "1"]},
+    ]
+    parts.pages["/api/v1/query"] = (200, json.dumps({"data": {"result": result}}))
+
+    lines = ask()[1]
+    (kept,) = json.loads(ask("--host", HOST, "--json")[1][0])["watched"]
+
+    start = lines.index("watched   box1: 2 GPUs, 5 workers")
+    assert lines[start + 1 : start + 7] == [
+        "  w1 running, job 7, phase step, last step beat 2 min 36 s ago",
+        "  w2 running, job 8, phase load, no step beat yet",
+        "  w3 idle",
+        "  w4 dead",
+        "  w5\\x1b unknown",
+        "watched   box2: 1 GPU, 0 workers",
+    ]
+    assert (kept["host"], kept["gpus"], kept["workers"][0]["step_beat_age_s"]) == (HOST, 2, 156.0)
+
+
+def test_status_lists_at_most_some_workers(
+    ask: Callable[..., Said], parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remediator.commands.watched.LISTED_MAX", 2)
+    alive = [
+        {"metric": {"__name__": "gpuwarden_worker_alive", "host": HOST, "worker": f"w{n}"}, "value": [0, "1"]}
+        for n in range(5)
+    ]
+    parts.pages["/api/v1/query"] = (200, json.dumps({"data": {"result": alive}}))
+
+    lines = ask()[1]
+
+    start = lines.index("watched   box1: 0 GPUs, 5 workers")
+    assert lines[start + 1 : start + 4] == ["  w0 idle", "  w1 idle", "  3 more workers: see --json"]
 
 
 def test_silent_host_with_an_open_episode_is_listed(ledger: Ledger, ask: Callable[..., Said], parts: Parts) -> None:
