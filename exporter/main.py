@@ -39,6 +39,7 @@ from exporter.sources.tasks import Tasks
 from exporter.state.answered_servers import AnsweredFile
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.format import show
 from gpuwarden.http.serving import Server, bind
 from gpuwarden.http.web_config import WebConfig
 from gpuwarden.reporter import host_key
@@ -60,7 +61,7 @@ def command(argv: list[str]) -> int:
         settings = read_settings(Settings, argv)
     except ValidationError as error:
         for line in complaints(error, Settings):
-            print(f"gpuwarden exporter: error: {line}", file=sys.stderr)
+            show(f"gpuwarden exporter: error: {line}", file=sys.stderr)
         return 2
     logs.configure(level=settings.log_level)
     for name in unknown_variables(os.environ):

@@ -3,13 +3,14 @@
 import argparse
 import difflib
 import getpass
+import json
 import os
 import re
 import socket
 import time
 import traceback
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TextIO
 
 from gpuwarden.errors import WorkerStopping
 
@@ -48,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         message = message.replace("the following arguments are required:", "missing")
         if message == f"missing {COMMAND}":
             message = f"{message}: use {', '.join(self._commands())}"
-        self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
+        self.exit(2, printable(f"{self.prog}: {message} (see `{self.prog} --help`)") + "\n")
 
     def _commands(self) -> list[str]:
         return [name for action in self._actions if action.metavar == COMMAND for name in action.choices or ()]
@@ -74,7 +75,18 @@ _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def printable(text: str) -> str:
     """Escape unprintable characters in text from labels and jobs."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def show(*lines: object, file: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:
+    """Print lines; unprintable characters are escaped. Commands print in no other way."""
+    for line in lines:
+        print(printable(str(line)), file=file, end=end, flush=flush)
+
+
+def show_json(value: object) -> None:
+    """Print one line of JSON, without control characters."""
+    print(json.dumps(value).replace("\x7f", "\\u007f"))  # noqa: T201
 
 
 def format_time(at: float) -> str:

@@ -7,6 +7,9 @@ from contextlib import suppress
 from typing import TextIO, cast
 
 import structlog
+from structlog.typing import EventDict
+
+from gpuwarden.format import printable
 
 
 class _Unfailing(io.TextIOBase):
@@ -25,6 +28,16 @@ class _Unfailing(io.TextIOBase):
             self._stream.flush()
 
 
+def _printable(_: object, __: str, event: EventDict) -> EventDict:
+    """Escape unprintable characters in a terminal's log. JSON escapes them itself."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = (
+                "\n".join(map(printable, value.expandtabs().split("\n"))) if name == "exception" else printable(value)
+            )
+    return event
+
+
 def configure(*, level: str = "info") -> None:
     """Configure structured logs. `level` is debug, info, warning or error."""
     at_terminal = sys.stderr.isatty()
@@ -35,6 +48,7 @@ def configure(*, level: str = "info") -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            *([_printable] if at_terminal else []),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource
 
 from gpuwarden.docs_pages import marked
-from gpuwarden.format import Help, Parser
+from gpuwarden.format import Help, Parser, show
 
 DEFAULT_FACTORY_SHOWN = "`/run/gpuwarden`"
 """How help shows a default that depends on the environment."""
@@ -207,7 +207,7 @@ def write_pages(
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         if chosen.check:
-            print(f"{path} is outdated: run python -m {module}", file=sys.stderr)
+            show(f"{path} is outdated: run python -m {module}", file=sys.stderr)
             lagging = 1
         else:
             path.write_text(text, encoding="utf-8")

@@ -4,7 +4,7 @@ import sys
 
 from pydantic import ValidationError
 
-from gpuwarden.format import Parser
+from gpuwarden.format import Parser, show
 from gpuwarden.settings import complaints, read_settings
 from remediator.settings.settings import ExecuteSettings, ServeSettings
 
@@ -24,7 +24,7 @@ def command(argv: list[str]) -> int:
         )
     except ValidationError as error:
         for line in complaints(error, ServeSettings if role == "serve" else ExecuteSettings):
-            print(f"gpuwarden remediator {role}: error: {line}", file=sys.stderr)
+            show(f"gpuwarden remediator {role}: error: {line}", file=sys.stderr)
         return 2
     # Imported late: loading the web framework doubles the executor's start time.
     if isinstance(wanted, ServeSettings):

@@ -24,7 +24,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 
-from gpuwarden.format import Parser
+from gpuwarden.format import Parser, show
 
 PARTS_DIR = Path(__file__).resolve().parents[2] / ".parts"
 LISTS_FRESH_S = 12 * 3600
@@ -370,7 +370,7 @@ def _hold_lock(path: Path) -> Iterator[None]:
 
 
 def _say(what: str) -> None:
-    print(f"parts: {what}", file=sys.stderr, flush=True)
+    show(f"parts: {what}", file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -388,9 +388,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missing = 0
     for program in parser.parse_args(arguments).programs or PARTS:
         try:
-            print(f"{program:<26}{find(program)}", flush=True)
+            show(f"{program:<26}{find(program)}", flush=True)
         except PartMissing as problem:
-            print(f"parts: {program}: {problem}", file=sys.stderr, flush=True)
+            show(*f"parts: {program}: {problem}".split("\n"), file=sys.stderr, flush=True)
             missing += 1
     return 1 if missing else 0
 

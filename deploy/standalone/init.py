@@ -25,7 +25,7 @@ from deploy.standalone.stack import PORTS, add_systemd_units, add_watchdog, keep
 from gpuwarden.docs_pages import RUNBOOKS, pages
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import atomic_write
-from gpuwarden.format import Parser
+from gpuwarden.format import Parser, show
 from gpuwarden.state_file import check_name
 
 UNITS: Final = ("gpuwarden-exporter", "gpuwarden-remediator", "gpuwarden-executor")
@@ -209,32 +209,30 @@ def command(argv: list[str]) -> int:
         ) from error
     _print_options(were, given, kept_options)
     for name in changed:
-        print(f"init: overwritten: {name}")
+        show(f"init: overwritten: {name}")
     for name in gone:
-        print(f"init: removed obsolete file: {name}; remove the installed copy too")
+        show(f"init: removed obsolete file: {name}; remove the installed copy too")
     if site.watchdog_url is not None:
-        print(f"init: the watchdog alert also goes to the URL in {kept_url}; remove that file to stop this")
+        show(f"init: the watchdog alert also goes to the URL in {kept_url}; remove that file to stop this")
     if site.runbooks_url is None:
-        print("init: runbook links open only on this host; use --runbooks-url to change this")
+        show("init: runbook links open only on this host; use --runbooks-url to change this")
     else:
-        print(
+        show(
             f"init: runbook links begin with {site.runbooks_url}, kept in {kept_runbooks}; remove that file to link "
             "the remediator on loopback"
         )
     if away:
-        print(
+        show(
             f"init: {docker_socket.SYSTEM_SOCKET} not found: the exporter will use Docker when it appears, the "
             "remediator will not; use --docker to set a socket"
         )
     if (closed := _closed_folder(Path(site.command))) is not None:
-        print(
+        show(
             f"init: {site.command} is below {closed}, which the units' user gpuwarden cannot enter: install it in a "
             "folder open to all users, such as /opt/gpuwarden, or use --command",
             file=sys.stderr,
         )
-    print(
-        f"init: {len(wanted) + 2} files for host {site.host} in {folder.path}; next: read {folder.path / 'README.md'}"
-    )
+    show(f"init: {len(wanted) + 2} files for host {site.host} in {folder.path}; next: read {folder.path / 'README.md'}")
     return 0
 
 
@@ -259,9 +257,9 @@ def _store(folder: Path, site: Site, options: Mapping[str, object]) -> None:
 def _print_options(were: Mapping[str, object], given: Mapping[str, object], file: Path) -> None:
     for name, value in were.items():
         if name not in given:
-            print(f"init: {_option(name, value)} kept from the last run, in {file}")
+            show(f"init: {_option(name, value)} kept from the last run, in {file}")
         elif given[name] != value:
-            print(f"init: {_option(name, given[name])}, before: {_format(value)}")
+            show(f"init: {_option(name, given[name])}, before: {_format(value)}")
 
 
 class _StoredOptionsParser(Parser):

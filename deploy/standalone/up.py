@@ -26,7 +26,7 @@ from deploy.standalone.log_rotation import rotate
 from deploy.standalone.stack import PARTS, PORTS, Chain, ChainError, Plan, add_systemd_units, add_watchdog
 from deploy.standalone.supervisor import Supervisor
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import Parser
+from gpuwarden.format import Parser, show
 
 CHECK_S: Final = 0.5
 """Interval of the supervisor, seconds."""
@@ -91,7 +91,7 @@ class _Output:
 
     def __call__(self, text: str) -> None:
         with suppress(OSError):
-            print(f"up: {text}", flush=True)
+            show(*f"up: {text}".split("\n"), flush=True)
         self.record(text)
 
     def record(self, text: str) -> None:
@@ -116,7 +116,7 @@ def command(argv: list[str] | None = None) -> int:
                 output.record(str(error))
                 raise
     except (debian_packages.PartMissing, ChainError, GpuwardenError, OSError) as error:
-        print(f"up: {error}", file=sys.stderr)
+        show(*f"up: {error}".split("\n"), file=sys.stderr)
         return 1
     except _StopRequested:
         output("stopped during the start")

@@ -24,6 +24,7 @@ from exporter.model.gpu import DRM_SOURCE, NVIDIA_SOURCE
 from exporter.model.snapshot import Snapshot, SourceHealth
 from gpuwarden import __version__, clock
 from gpuwarden import evidence as facts
+from gpuwarden.format import printable
 from gpuwarden.http.web_config import BusyError, WebConfig
 from gpuwarden.state_file import Stamp
 
@@ -139,12 +140,16 @@ class _Pages:
         age_s = None if snapshot is None else snapshot.taken.age_s(clock.stamp())
         sample = "No sample yet." if age_s is None else f"The last sample is {age_s:.1f} s old."
         rows = ((each.source, _describe(each, snapshot)) for each in (() if snapshot is None else snapshot.sources))
+
+        def shown(text: str) -> str:
+            return html.escape(printable(text))
+
         return _PAGE.format(
-            host=html.escape(self._host),
+            host=shown(self._host),
             version=html.escape(__version__),
             sample=sample,
             fresh=SNAPSHOT_FRESH_S,
-            sources="".join(f"<tr><td>{html.escape(name)}<td>{html.escape(says)}\n" for name, says in rows),
+            sources="".join(f"<tr><td>{shown(name)}<td>{shown(says)}\n" for name, says in rows),
         )
 
     async def evidence(self, request: Request) -> Response:

@@ -4,7 +4,6 @@ A batch is acknowledged once it is written: after a broken pipe or a kill it is 
 """
 
 import argparse
-import json
 import sys
 from contextlib import closing
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from typing import Final
 
 from gpuwarden.cli.acts import add_json
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import Parser, format_duration, format_time, printable
+from gpuwarden.format import Parser, format_duration, format_time, show, show_json
 from gpuwarden.queue import Event, JobStore
 from gpuwarden.queue.open import add_store, check_there
 from gpuwarden.state_file import TEXT_MAX, is_text
@@ -33,7 +32,10 @@ def command(argv: list[str]) -> int:
         while True:
             while events := store.outbox.events(arguments.consumer):
                 for event in events:
-                    print(json.dumps(asdict(event)) if arguments.json else line(event))
+                    if arguments.json:
+                        show_json(asdict(event))
+                    else:
+                        show(line(event))
                 sys.stdout.flush()
                 store.outbox.acknowledge(arguments.consumer, events[-1], now=store.now())
             if not arguments.follow:
@@ -45,8 +47,8 @@ def line(event: Event) -> str:
     """One event as text."""
     waited = "" if event.waited_s is None else f", waited {format_duration(event.waited_s)}"
     ran = "" if event.ran_s is None else f", ran {format_duration(event.ran_s)}"
-    run = "" if event.run_id is None else f" of run {printable(event.run_id)}"
-    queue = "" if event.queue is None else f", queue {printable(event.queue)}"
+    run = "" if event.run_id is None else f" of run {event.run_id}"
+    queue = "" if event.queue is None else f", queue {event.queue}"
     its = f"job {event.job_id}{run}{queue}, attempt {event.attempt}{waited}{ran}"
     return f"{format_time(event.written_at)}  {event.kind:13} {its}"
 

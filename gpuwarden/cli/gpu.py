@@ -4,13 +4,12 @@ A worker with a GPU in quarantine claims nothing and finishes its current job.
 """
 
 import argparse
-import json
 import sys
 from contextlib import closing
 from dataclasses import asdict
 
 from gpuwarden.cli.acts import add_act, add_json, add_reason
-from gpuwarden.format import Parser, format_time, table
+from gpuwarden.format import Parser, format_time, show, show_json, table
 from gpuwarden.queue import JobStore, is_gpu
 from gpuwarden.queue.open import current, existing
 from gpuwarden.reporter import host_key, state_directory
@@ -28,12 +27,12 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
     found = store.gpu_quarantine.quarantined()
     if arguments.json:
         for each in found:
-            print(json.dumps(asdict(each)))
+            show_json(asdict(each))
     elif found:
         rows = [(each.gpu, each.host, each.worker or "-", format_time(each.since), each.reason) for each in found]
-        print("\n".join(table(("GPU", "HOST", "WORKER", "SINCE", "REASON"), rows)))
+        show(*table(("GPU", "HOST", "WORKER", "SINCE", "REASON"), rows))
     else:
-        print("no GPU is in quarantine", file=sys.stderr)
+        show("no GPU is in quarantine", file=sys.stderr)
     return 0
 
 
@@ -43,9 +42,9 @@ def _quarantine(store: JobStore, arguments: argparse.Namespace) -> int:
         [arguments.gpu], host=host, worker=arguments.worker, reason=arguments.reason, now=store.now()
     )
     if store.gpu_quarantine.keeps_anyone_from(arguments.gpu, host=host, worker=arguments.worker):
-        print(f"{arguments.gpu} is in quarantine: its workers on {host} finish their job and claim no other")
+        show(f"{arguments.gpu} is in quarantine: its workers on {host} finish their job and claim no other")
     else:
-        print(
+        show(
             f"gpuwarden gpu: {arguments.gpu} is in quarantine, but no worker has registered it:"
             " check it against `nvidia-smi -L` and the --gpus of its workers",
             file=sys.stderr,
@@ -55,9 +54,9 @@ def _quarantine(store: JobStore, arguments: argparse.Namespace) -> int:
 
 def _release(store: JobStore, arguments: argparse.Namespace) -> int:
     if store.gpu_quarantine.release_gpu(arguments.gpu):
-        print(f"{arguments.gpu} is released: its workers claim jobs again")
+        show(f"{arguments.gpu} is released: its workers claim jobs again")
         return 0
-    print(f"gpuwarden gpu: {arguments.gpu} is not in quarantine: see `gpuwarden gpu list`", file=sys.stderr)
+    show(f"gpuwarden gpu: {arguments.gpu} is not in quarantine: see `gpuwarden gpu list`", file=sys.stderr)
     return 1
 
 

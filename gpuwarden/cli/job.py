@@ -16,7 +16,16 @@ from gpuwarden.cli.acts import add_act, add_json, add_reason
 from gpuwarden.cli.progress import figures, report_of, reports, short, silence, whole
 from gpuwarden.clock import stamp
 from gpuwarden.fields import made_from
-from gpuwarden.format import Parser, count_of, format_duration, format_time, format_utc_time, operator_name, printable
+from gpuwarden.format import (
+    Parser,
+    count_of,
+    format_duration,
+    format_time,
+    format_utc_time,
+    operator_name,
+    show,
+    show_json,
+)
 from gpuwarden.job import ATTEMPTS_MAX, FINAL, STALL_TIMEOUT_S, JobClass, JobId, State
 from gpuwarden.queue import PRIORITY, BlockedError, Job, JobStore, Submission
 from gpuwarden.queue.open import current, existing
@@ -60,7 +69,7 @@ def _submission(arguments: argparse.Namespace) -> Submission:
 
 
 def _submit(store: JobStore, arguments: argparse.Namespace) -> int:
-    print(store.runs.submit(arguments.submission, now=store.now()))
+    show(store.runs.submit(arguments.submission, now=store.now()))
     return 0
 
 
@@ -69,7 +78,7 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
         return _list_once(store, arguments)
     with closing(store.changes()) as changes:
         while True:
-            print("\x1b[H\x1b[J" if sys.stdout.isatty() else "", end="")
+            sys.stdout.write("\x1b[H\x1b[J" if sys.stdout.isatty() else "")
             _list_once(store, arguments)
             sys.stdout.flush()
             changes.wait(LOOK_S)
@@ -82,22 +91,22 @@ def _list_once(store: JobStore, arguments: argparse.Namespace) -> int:
     for job in found:
         report = report_of(job, here)
         if arguments.json:
-            print(json.dumps({**asdict(job), "progress": figures(report, stamp())}))
+            show_json({**asdict(job), "progress": figures(report, stamp())})
         else:
             if not shown:
-                print(
+                show(
                     f"{'JOB':>6} {'STATE':9} {'QUEUE':8} {'ATTEMPT':>7} {'RETRIES':>7} {'PRIO':>4}  "
                     f"{'WORKER':12} {'PROGRESS':9} {'SILENT':19} REASON"
                 )
             progress, silent = "-" if report is None else short(report), report and silence(report, stamp())
-            print(
-                f"{job.job_id:>6} {job.state:9} {printable(job.queue):8} {job.attempt:>7} {job.watchdog_retries:>7} "
-                f"{job.priority:>4}  {printable(job.worker or '-'):12} {progress:9} "
-                f"{silent or '-':19} {printable(job.reason or '')}".rstrip()
+            show(
+                f"{job.job_id:>6} {job.state:9} {job.queue:8} {job.attempt:>7} {job.watchdog_retries:>7} "
+                f"{job.priority:>4}  {job.worker or '-':12} {progress:9} "
+                f"{silent or '-':19} {job.reason or ''}".rstrip()
             )
         shown += 1
     if shown == arguments.limit and not arguments.json and not arguments.watch:
-        print(f"gpuwarden job: these are the newest {shown}; --limit 0 lists all", file=sys.stderr)
+        show(f"gpuwarden job: these are the newest {shown}; --limit 0 lists all", file=sys.stderr)
     return 0
 
 
@@ -106,9 +115,9 @@ def _show(store: JobStore, arguments: argparse.Namespace) -> int:
     needs = store.runs.needs(job.job_id) if job.needs else []
     report = report_of(job, reports(arguments.runtime_dir))
     if arguments.json:
-        print(json.dumps({**asdict(job), "needs_jobs": needs, "progress": figures(report, stamp())}))
+        show_json({**asdict(job), "needs_jobs": needs, "progress": figures(report, stamp())})
     else:
-        print("\n".join(_page(job, needs, report)))
+        show(*_page(job, needs, report))
     return 0
 
 
@@ -137,7 +146,7 @@ def _page(job: Job, needs: list[JobId], report: JobFile | None) -> Iterator[str]
         ("result", None if job.result is None else json.dumps(job.result)),
     ):
         if value is not None:
-            yield f"{name:9} {printable(str(value))}"
+            yield f"{name:9} {value!s}"
     if report is not None:
         silent = silence(report, stamp())
         yield f"{'progress':9} {whole(report)}" + ("" if silent is None else f", silent {silent}")
@@ -163,12 +172,12 @@ def _wait(store: JobStore, arguments: argparse.Namespace) -> int:
                 if state in FINAL:
                     left.discard(job_id)
                     code = max(code, int(state is not State.COMPLETED))
-                    print(f"{job_id} {state}", flush=True)
+                    show(f"{job_id} {state}", flush=True)
             left_s = deadline_s - time.monotonic()
             if not left:
                 return code
             if left_s <= 0:
-                print(f"gpuwarden job: timeout: not ended yet: {', '.join(map(str, sorted(left)))}", file=sys.stderr)
+                show(f"gpuwarden job: timeout: not ended yet: {', '.join(map(str, sorted(left)))}", file=sys.stderr)
                 return WAIT_TIMEOUT
             # PostgreSQL does not notify of every end, as notifications serialize commits.
             changes.wait(min(left_s, LOOK_S))
@@ -181,8 +190,8 @@ def _cancel(store: JobStore, arguments: argparse.Namespace) -> int:
     stands = store.queries.states_of(job.job_id for job in lost)
     for job in lost:
         if stands[job.job_id] is State.CANCELLED:
-            print(
-                f"gpuwarden job: job {job.job_id} is lost with host {printable(job.host or '')}: its process may "
+            show(
+                f"gpuwarden job: job {job.job_id} is lost with host {job.host or ''}: its process may "
                 "still run and stops within a second once it reaches the queue",
                 file=sys.stderr,
             )
@@ -193,7 +202,7 @@ def _cancel_them(store: JobStore, arguments: argparse.Namespace) -> int:
     reason = _describe("cancelled", arguments.reason)
     if arguments.run is not None:
         ids = store.admin.cancel_run(arguments.run, reason=reason, now=store.now())
-        print(f"{count_of(len(ids), 'job')} cancelled: {', '.join(map(str, ids)) or 'none'}")
+        show(f"{count_of(len(ids), 'job')} cancelled: {', '.join(map(str, ids)) or 'none'}")
         return 0
     if not arguments.job:
         return _refuse("missing JOB or --run RUN")
@@ -211,7 +220,7 @@ def _requeue(store: JobStore, arguments: argparse.Namespace) -> int:
     again = made_from(
         job, Submission, reports_steps=reports_steps, run_id=arguments.run, budget_s=job.submitted_budget_s, needs=()
     )
-    print(store.runs.submit(again, now=store.now()))
+    show(store.runs.submit(again, now=store.now()))
     return 0
 
 
@@ -226,7 +235,7 @@ def _logs(store: JobStore, arguments: argparse.Namespace) -> int:
         return now.state in (State.RUNNING, State.HOST_LOST) and path.name == job_logs.name_of(now.job_id, now.attempt)
 
     for line in job_logs.lines(path, goes_on=goes_on if arguments.follow else None):
-        print(line, end="", flush=True)
+        show(line.removesuffix("\n").expandtabs(), end="\n" if line.endswith("\n") else "", flush=True)
     return 0
 
 
@@ -266,7 +275,7 @@ def _each(store: JobStore, jobs: list[int], act: Callable[[int], bool], otherwis
 
 
 def _refuse(reason: str) -> int:
-    print(f"gpuwarden job: {reason}", file=sys.stderr)
+    show(f"gpuwarden job: {reason}", file=sys.stderr)
     return 1
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from gpuwarden import __version__
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import Parser
+from gpuwarden.format import Parser, show
 
 Command = Callable[[list[str]], int]
 GROUP: Final = "gpuwarden.commands"
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         command = load(known[chosen.command])
         return command(chosen.arguments)
     except GpuwardenError as error:
-        print(f"gpuwarden {chosen.command}: {error}", file=sys.stderr)
+        show(*f"gpuwarden {chosen.command}: {error}".split("\n"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

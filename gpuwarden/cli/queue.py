@@ -1,7 +1,6 @@
 """`gpuwarden queue`: list queues and change their settings."""
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -9,7 +8,7 @@ from typing import Any, Final
 
 from gpuwarden.cli.acts import add_act, add_json
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import Parser, format_duration, format_time, operator_name, printable, table
+from gpuwarden.format import Parser, format_duration, format_time, operator_name, show, show_json, table
 from gpuwarden.job import JobClass, State
 from gpuwarden.queue import JobStore, QueueSettings
 from gpuwarden.queue.open import current, existing
@@ -66,7 +65,7 @@ def _list(arguments: argparse.Namespace) -> int:
         found = list(rows(store))
     if arguments.json:
         for each in found:
-            print(json.dumps(asdict(each)))
+            show_json(asdict(each))
         return 0
     lines = list[tuple[str, ...]]()
     for each in found:
@@ -79,7 +78,7 @@ def _list(arguments: argparse.Namespace) -> int:
         busy = f"{each.busy} of {each.workers}"
         lines.append((each.queue, str(queued), oldest, str(waiting), str(running), busy, ", ".join(notes)))
     if lines:
-        print("\n".join(table(("QUEUE", "QUEUED", "OLDEST", "WAITING", "RUNNING", "BUSY", "OTHER, SETTINGS"), lines)))
+        show(*table(("QUEUE", "QUEUED", "OLDEST", "WAITING", "RUNNING", "BUSY", "OTHER, SETTINGS"), lines))
     return 0
 
 
@@ -90,7 +89,7 @@ def _describe(settings: QueueSettings) -> str:
         ("lost hold", None if settings.lost_hold_s is None else f"{settings.lost_hold_s:g} s"),
     )
     text = ", ".join(f"{name} {value}" for name, value in figures if value is not None)
-    return f"{text or 'nothing set'} (set {format_time(settings.set_at)} by {printable(settings.set_by)})"
+    return f"{text or 'nothing set'} (set {format_time(settings.set_at)} by {settings.set_by})"
 
 
 def _set(arguments: argparse.Namespace) -> int:
@@ -105,7 +104,7 @@ def _set(arguments: argparse.Namespace) -> int:
         values: dict[str, Any] = {name: None if value == NOTHING else value for name, value in its.items()}
         settings = QueueSettings(queue=arguments.queue, **values, set_at=store.now(), set_by=operator_name())
         store.queue_settings.set_queue(settings)
-    print(f"{printable(settings.queue)}: {_describe(settings)}")
+    show(f"{settings.queue}: {_describe(settings)}")
     return 0
 
 

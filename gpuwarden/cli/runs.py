@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from gpuwarden.cli.acts import add_act, add_json, add_reason
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import Parser, count_of, format_duration, format_time, operator_name, printable, table
+from gpuwarden.format import Parser, count_of, format_duration, format_time, operator_name, show, show_json, table
 from gpuwarden.job import FINAL, ItemState, JobClass, State
 from gpuwarden.queue import JobStore, Run, Submission
 from gpuwarden.queue.open import current, existing
@@ -139,10 +139,10 @@ def _submit(arguments: argparse.Namespace) -> int:
     with closing(JobStore.open(arguments.queue_db)) as store:
         ids = store.runs.submit_run(run_id, submissions, needs=needs, wrangled=wrangled, now=store.now())
     if arguments.json:
-        print(json.dumps({"run": run_id, "jobs": ids}))
+        show_json({"run": run_id, "jobs": ids})
     else:
         for name, job_id in ids.items():
-            print(f"{job_id} {printable(name)}")
+            show(f"{job_id} {name}")
     return 0
 
 
@@ -159,12 +159,12 @@ def _list(arguments: argparse.Namespace) -> int:
         now, runs = store.now(), store.queries.newest_runs(limit=arguments.limit, state=arguments.state)
     if arguments.json:
         for run in runs:
-            print(json.dumps(asdict(run)))
+            show_json(asdict(run))
     elif runs:
         head = ("RUN", "STATE", "DONE", "SUBMITTED", "FOR", "JOBS")
-        print("\n".join(table(head, [_row(run, now) for run in runs])))
+        show(*table(head, [_row(run, now) for run in runs]))
     if len(runs) == arguments.limit and not arguments.json:
-        print(f"gpuwarden runs: these are the newest {len(runs)}; --limit 0 lists all", file=sys.stderr)
+        show(f"gpuwarden runs: these are the newest {len(runs)}; --limit 0 lists all", file=sys.stderr)
     return 0
 
 
@@ -183,26 +183,26 @@ def _show(arguments: argparse.Namespace) -> int:
         if arguments.json:
             needs = {job.job_id: store.runs.needs(job.job_id) if job.needs else [] for job in jobs}
             listed = [{**asdict(job), "needs_jobs": needs[job.job_id]} for job in jobs]
-            print(json.dumps({**asdict(run), "all": listed, "items": [asdict(item) for item in items]}))
+            show_json({**asdict(run), "all": listed, "items": [asdict(item) for item in items]})
             return 0
     ended = "" if run.ended_at is None else f", ended {format_time(run.ended_at)}"
-    print(f"run {printable(run.run_id)}: {run.state}, submitted {format_time(run.submitted_at)}{ended}")
+    show(f"run {run.run_id}: {run.state}, submitted {format_time(run.submitted_at)}{ended}")
     if run.forgiven_at is not None:
-        print(f"  forgiven {format_time(run.forgiven_at)} by {printable(run.forgiven_by or '')}")
-    print(f"  {_done(run)} jobs are over: {_jobs(run)}")
+        show(f"  forgiven {format_time(run.forgiven_at)} by {run.forgiven_by or ''}")
+    show(f"  {_done(run)} jobs are over: {_jobs(run)}")
     for job in jobs:
         if job.state in FINAL and job.state is not State.FAILED and not arguments.all:
             continue
         waits = f"needs {job.pending} more" if job.pending else ""
-        worker = f"on {printable(job.worker)} of {printable(job.host or '')}" if job.worker else ""
-        details = "; ".join(each for each in (waits, worker, printable(job.reason or "")) if each)
-        print(f"  {job.job_id:>6} {job.state:10} {printable(job.queue):10} {details}".rstrip())
+        worker = f"on {job.worker} of {job.host or ''}" if job.worker else ""
+        details = "; ".join(each for each in (waits, worker, (job.reason or "")) if each)
+        show(f"  {job.job_id:>6} {job.state:10} {job.queue:10} {details}".rstrip())
     if items:
         counts = Counter(item.state for item in items)
-        print(f"  {len(items)} items: {', '.join(f'{counts[state]} {state}' for state in ItemState if counts[state])}")
+        show(f"  {len(items)} items: {', '.join(f'{counts[state]} {state}' for state in ItemState if counts[state])}")
     for item in items:
         if item.state is ItemState.FAILED:
-            print(f"  {printable(item.item)} failed on {printable(item.worker or '')}: {printable(item.reason or '')}")
+            show(f"  {item.item} failed on {item.worker or ''}: {item.reason or ''}")
     return 0
 
 
@@ -213,7 +213,7 @@ def _cancel(arguments: argparse.Namespace) -> int:
         if run.state != "running":
             raise GpuwardenError(f"run {run.run_id!r} has ended: it is {run.state}")
         ids = store.admin.cancel_run(run.run_id, reason=reason, now=store.now())
-    print(f"{count_of(len(ids), 'job')} cancelled: {', '.join(map(str, ids)) or 'none'}")
+    show(f"{count_of(len(ids), 'job')} cancelled: {', '.join(map(str, ids)) or 'none'}")
     return 0
 
 

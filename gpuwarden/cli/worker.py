@@ -1,14 +1,13 @@
 """`gpuwarden worker run|list|lock|unlock|drain`: run a worker; list, lock, unlock or drain workers."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 
 from gpuwarden.cli.acts import add_act, add_json, add_reason
-from gpuwarden.format import Parser, format_duration, operator_name, printable, table
+from gpuwarden.format import Parser, format_duration, operator_name, show, show_json, table
 from gpuwarden.queue import JobStore, WorkerRow
 from gpuwarden.queue.open import current, existing
 from gpuwarden.reporter import host_key, state_directory
@@ -40,24 +39,22 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
     ]
     if arguments.json:
         for each in found:
-            print(json.dumps(asdict(each)))
+            show_json(asdict(each))
         return 0
     head, *lines = table(
         ("WORKER", "HOST", "QUEUE", "STATE", "JOB", "SEEN", "MODEL", "GPUS"), [_row(each, now) for each in found]
     )
     if not found:
-        print("no worker is listed: none has registered, or none matches", file=sys.stderr)
+        show("no worker is listed: none has registered, or none matches", file=sys.stderr)
         return 0
-    print(head)
+    show(head)
     for each, line in zip(found, lines, strict=True):
-        print(line)
+        show(line)
         if each.locked_at is not None:
-            reason = f": {printable(each.locked_reason)}" if each.locked_reason else ""
-            print(
-                f"    locked {format_duration(now - each.locked_at)} ago by {printable(each.locked_by or '')}{reason}"
-            )
+            reason = f": {each.locked_reason}" if each.locked_reason else ""
+            show(f"    locked {format_duration(now - each.locked_at)} ago by {each.locked_by or ''}{reason}")
         elif each.unlocked_at is not None:
-            print(f"    unlocked {format_duration(now - each.unlocked_at)} ago by {printable(each.unlocked_by or '')}")
+            show(f"    unlocked {format_duration(now - each.unlocked_at)} ago by {each.unlocked_by or ''}")
     return 0
 
 
@@ -91,16 +88,16 @@ def _lock(store: JobStore, arguments: argparse.Namespace) -> int:
     )
     if not locked:
         return _unknown(arguments.worker, host)
-    print(f"{arguments.worker} on {host} is locked: it finishes its job and claims no other")
+    show(f"{arguments.worker} on {host} is locked: it finishes its job and claims no other")
     return 0
 
 
 def _unlock(store: JobStore, arguments: argparse.Namespace) -> int:
     host = _host(arguments)
     if store.admin.unlock(host=host, worker=arguments.worker, who=operator_name(), now=store.now()):
-        print(f"{arguments.worker} on {host} is unlocked: it claims jobs again")
+        show(f"{arguments.worker} on {host} is unlocked: it claims jobs again")
         return 0
-    print(f"gpuwarden worker: {arguments.worker} on {host} is not locked", file=sys.stderr)
+    show(f"gpuwarden worker: {arguments.worker} on {host} is not locked", file=sys.stderr)
     return 1
 
 
@@ -108,7 +105,7 @@ def _drain(store: JobStore, arguments: argparse.Namespace) -> int:
     host = _host(arguments)
     if not store.admin.drain(host=host, worker=arguments.worker):
         return _unknown(arguments.worker, host)
-    print(f"{arguments.worker} on {host} drains: it finishes its job, then ends")
+    show(f"{arguments.worker} on {host} drains: it finishes its job, then ends")
     return 0
 
 
@@ -116,11 +113,11 @@ def _list_dead(store: JobStore, arguments: argparse.Namespace) -> int:
     now = store.now()
     for each in store.fencing.dead_workers(now=now, host=arguments.host, queue=arguments.queue):
         if arguments.json:
-            print(json.dumps(asdict(each)))
+            show_json(asdict(each))
         else:
             since = format_duration(now - each.since)
-            print(f"{printable(each.worker)} on {printable(each.host)}, queue {printable(each.queue)}: dead for "
-                  f"{since}, {printable(each.reason)}")  # fmt: skip
+            show(f"{each.worker} on {each.host}, queue {each.queue}: dead for "
+                  f"{since}, {each.reason}")  # fmt: skip
     return 0
 
 
@@ -130,7 +127,7 @@ def _host(arguments: argparse.Namespace) -> str:
 
 
 def _unknown(worker: str, host: str) -> int:
-    print(f"gpuwarden worker: no worker {worker!r} on {host}: see `gpuwarden worker list`", file=sys.stderr)
+    show(f"gpuwarden worker: no worker {worker!r} on {host}: see `gpuwarden worker list`", file=sys.stderr)
     return 1
 
 

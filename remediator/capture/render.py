@@ -6,7 +6,7 @@ Names, frames and log lines come from the target: only printable characters reac
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gpuwarden.format import format_time, printable
+from gpuwarden.format import format_time
 from remediator.clients.prometheus_range import POINTS_MAX, named
 from remediator.ledger.captures import SavedCapture
 
@@ -34,7 +34,7 @@ def in_short(saved: SavedCapture, *, since: float) -> Iterator[str]:
     for process, thread in threads[:THREADS_SHOWN]:
         frames = thread.get("python", {}).get("frames", [])[:FRAMES_SHOWN]
         within = " < ".join(_frame(frame | {"file": frame["file"].rpartition("/")[2]}) for frame in frames)
-        yield f"    {process['pid']} {printable(process['name'])}: {_thread(thread)}" + (within and f": {within}")
+        yield f"    {process['pid']} {process['name']}: {_thread(thread)}" + (within and f": {within}")
     if len(threads) > THREADS_SHOWN:
         yield f"    {len(threads) - THREADS_SHOWN} more threads: see `gpuwarden ledger capture`"
     yield from (f"    {line}" for line in _curves(document["curves"], since=since, columns=CURVE_COLUMNS))
@@ -44,26 +44,26 @@ def in_short(saved: SavedCapture, *, since: float) -> Iterator[str]:
 def in_full(saved: SavedCapture) -> Iterator[str]:
     """The whole capture."""
     document = saved.document
-    on = "" if saved.host is None else f" on {printable(saved.host)}"
+    on = "" if saved.host is None else f" on {saved.host}"
     yield f"captured {_aim(document)} at {format_time(saved.at)}{on}, in {document['took_s']:.1f} s"
     yield from (f"  {line}" for line in _missing(document))
     facts = [f"{name} {value}" for name, value in (document["facts"] or {}).items() if value is not None]
-    yield f"  exporter: {printable(', '.join(facts)) or 'nothing'}"
+    yield f"  exporter: {', '.join(facts) or 'nothing'}"
     yield from (f"  {line}" for line in _curves(document["curves"], since=None, columns=POINTS_MAX))
     for process in document["processes"]:
         state = STATES.get(process["state"], process["state"])
-        yield f"  process {process['pid']} {printable(process['name'])}, {state}, {process['threads']} threads"
+        yield f"  process {process['pid']} {process['name']}, {state}, {process['threads']} threads"
         for thread in process["seen"]:
             yield f"    {_thread(thread)}"
             if thread["stack"]:
-                yield f"      kernel: {printable(' < '.join(thread['stack']))}"
+                yield f"      kernel: {' < '.join(thread['stack'])}"
             python = thread.get("python", {"frames": [], "frames_cut": 0})
             yield from (f"      {_frame(frame)}" for frame in python["frames"])
             if python["frames_cut"]:
                 yield f"      {python['frames_cut']} more frames"
     for log in document["logs"]:
-        yield f"  last lines of {printable(log['source'])}:"
-        yield from (f"    {printable(line)}" for line in log["lines"])
+        yield f"  last lines of {log['source']}:"
+        yield from (f"    {line}" for line in log["lines"])
 
 
 def _aim(document: _Fields) -> str:
@@ -71,7 +71,7 @@ def _aim(document: _Fields) -> str:
 
 
 def _missing(document: _Fields) -> Iterator[str]:
-    yield from (printable(each) for each in (document["cut_short"], *document["notes"]) if each)
+    yield from (each for each in (document["cut_short"], *document["notes"]) if each)
     if document["left_out_bytes"]:
         yield f"{document['left_out_bytes']} bytes left out (--capture-max-bytes)"
 
@@ -80,15 +80,15 @@ def _thread(thread: _Fields) -> str:
     """One thread in a line: its name, its wait, and whether it holds the GIL."""
     python = thread.get("python", {})
     state = STATES.get(thread["state"], thread["state"] or "unknown")
-    waits = f"in {printable(thread['wchan'])}" if thread["wchan"] else "no wait known"
+    waits = f"in {thread['wchan']}" if thread["wchan"] else "no wait known"
     holds = ", holds the GIL" if python.get("owns_gil") else ""
-    name = printable(python.get("name") or thread["name"])
+    name = python.get("name") or thread["name"]
     return f"thread {thread['tid']} {name}, {state}, {waits}, {thread['cpu_ticks']} ticks of CPU{holds}"
 
 
 def _frame(frame: _Fields) -> str:
     line = f":{frame['line']}" if frame["line"] else ""
-    return printable(f"{frame['function']} ({frame['file']}{line})")
+    return f"{frame['function']} ({frame['file']}{line})"
 
 
 def _curves(curves: Sequence[_Fields], *, since: float | None, columns: int) -> Iterator[str]:
@@ -99,7 +99,7 @@ def _curves(curves: Sequence[_Fields], *, since: float | None, columns: int) -> 
     until = at + (len(curves[0]["values"]) - 1) * step_s
     first, last = (format_time(each) if since is None else f"{each - since:+.0f} s" for each in (at, until))
     yield f"{first} to {last}, step {step_s} s:"
-    names = [printable(named(each["metric"], each["gpu"])) for each in curves]
+    names = [named(each["metric"], each["gpu"]) for each in curves]
     for name, curve in zip(names, curves, strict=True):
         metric, values = curve["metric"], curve["values"]
         known = [value for value in values if value is not None]

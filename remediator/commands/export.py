@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import atomic_open
-from gpuwarden.format import parse_duration_s
+from gpuwarden.format import parse_duration_s, show
 from remediator.ledger.ledger import Ledger
 
 PROGRESS_S: Final = 2.0
@@ -45,7 +45,7 @@ def export(ledger: Ledger, arguments: argparse.Namespace) -> int:
         return 0
     with _replace_file(arguments.output) as file:
         count = _write(_with_progress(episodes), file)
-    print(f"{count} episodes written to {arguments.output}", file=sys.stderr)
+    show(f"{count} episodes written to {arguments.output}", file=sys.stderr)
     return 0
 
 
@@ -71,7 +71,7 @@ def _with_progress(episodes: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any
     for count, episode in enumerate(episodes):
         if time.monotonic() >= next_line_s:
             next_line_s = time.monotonic() + PROGRESS_S
-            print(f"{count} episodes so far", file=sys.stderr)
+            show(f"{count} episodes so far", file=sys.stderr)
         yield episode
 
 

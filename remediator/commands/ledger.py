@@ -1,14 +1,13 @@
 """`gpuwarden ledger`: what was observed, decided and done."""
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import asdict
 from typing import Final
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import Parser, count_of, format_time, parse_duration_s, printable
+from gpuwarden.format import Parser, count_of, format_time, parse_duration_s, show, show_json
 from remediator.capture import render
 from remediator.commands import summary
 from remediator.commands.export import add_export, export
@@ -37,41 +36,41 @@ def lines(history: EpisodeHistory) -> list[str]:
     """
     job = "no job" if history.job_id is None else f"job {history.job_id} attempt {history.attempt}"
     heading = (
-        f"episode {history.episode_id}: {history.condition} of {printable(history.worker)} on {history.host}, {job}: "
-        f"{history.outcome or 'open'}" + (f" ({printable(history.message)})" if history.message else "")
+        f"episode {history.episode_id}: {history.condition} of {history.worker} on {history.host}, {job}: "
+        f"{history.outcome or 'open'}" + (f" ({history.message})" if history.message else "")
     )
     return [heading] + [
-        f"  {entry.at - history.opened_at:+7.1f} s  {entry.act:8} {printable(entry.what):18} "
-        f"{_host_prefix(entry, history)}{printable(entry.message)}"
+        f"  {entry.at - history.opened_at:+7.1f} s  {entry.act:8} {entry.what:18} "
+        f"{_host_prefix(entry, history)}{entry.message}"
         for entry in history.entries
     ]
 
 
 def _host_prefix(entry: Entry, history: EpisodeHistory) -> str:
-    return "" if entry.host in (None, history.host) else f"({printable(str(entry.host))}) "
+    return "" if entry.host in (None, history.host) else f"({entry.host!s}) "
 
 
 def _list(ledger: Ledger, arguments: argparse.Namespace) -> int:
     histories = ledger.reports.newest(last=arguments.last)
     if arguments.json:
         for history in histories:
-            print(json.dumps(asdict(history)))
+            show_json(asdict(history))
         return 0
     if not histories:
-        print("no episodes yet", file=sys.stderr)
+        show("no episodes yet", file=sys.stderr)
     for history in histories:
-        print(f"{format_time(history.opened_at)}  {lines(history)[0]}")
+        show(f"{format_time(history.opened_at)}  {lines(history)[0]}")
     return 0
 
 
 def _show(ledger: Ledger, arguments: argparse.Namespace) -> int:
     history = _read_history(ledger, arguments.episode)
     if arguments.json:
-        print(json.dumps(asdict(history)))
+        show_json(asdict(history))
         return 0
-    print("\n".join(lines(history)))
+    show(*lines(history))
     for capture in ledger.captures.of_episode(arguments.episode):
-        print("\n".join(render.in_short(capture, since=history.opened_at)))
+        show(*render.in_short(capture, since=history.opened_at))
     return 0
 
 
@@ -81,12 +80,12 @@ def _capture(ledger: Ledger, arguments: argparse.Namespace) -> int:
     captures = ledger.captures.of_episode(arguments.episode)
     if arguments.json:
         for capture in captures:
-            print(json.dumps(asdict(capture)))
+            show_json(asdict(capture))
         return 0
     if not captures:
-        print(f"no capture of episode {history.episode_id}", file=sys.stderr)
+        show(f"no capture of episode {history.episode_id}", file=sys.stderr)
     for capture in captures:
-        print("\n".join(render.in_full(capture)))
+        show(*render.in_full(capture))
     return 0
 
 
@@ -100,12 +99,12 @@ def _read_history(ledger: Ledger, episode_id: int) -> EpisodeHistory:
 def _refused(ledger: Ledger, arguments: argparse.Namespace) -> int:
     refused = ledger.inbox.refused(last=arguments.last)
     if not refused and not arguments.json:
-        print("no refused alerts", file=sys.stderr)
+        show("no refused alerts", file=sys.stderr)
     for at, reason, message, labels in refused:
         if arguments.json:
-            print(json.dumps({"at": at, "reason": reason, "message": message, "labels": dict(labels)}))
+            show_json({"at": at, "reason": reason, "message": message, "labels": dict(labels)})
         else:
-            print(f"{format_time(at)}  {reason:14} {printable(message)}")
+            show(f"{format_time(at)}  {reason:14} {message}")
     return 0
 
 
@@ -114,20 +113,20 @@ def _summary(ledger: Ledger, arguments: argparse.Namespace) -> int:
     since = now - arguments.since
     found = summary.summarize(ledger.reports.since(since, host=arguments.host), since=since, now=now)
     if arguments.json:
-        print(json.dumps(found.figures()))
+        show_json(found.figures())
         return 0
-    print(f"since {format_time(since)}: {count_of(found.episodes, 'episode')}")
+    show(f"since {format_time(since)}: {count_of(found.episodes, 'episode')}")
     for each in found.would:
         state = "still open" if each.outcome is None else each.outcome
-        print(f"  would have acted on {printable(each.worker)} on {each.host} (episode {each.episode_id}, {state}):")
-        print(f"    {format_time(each.at)}  {printable(each.message)}")
+        show(f"  would have acted on {each.worker} on {each.host} (episode {each.episode_id}, {state}):")
+        show(f"    {format_time(each.at)}  {each.message}")
     for title, counts in (
         ("done", found.did), ("failed", found.failed), ("closed", found.outcomes), ("open", found.waiting)
     ):  # fmt: skip
         if counts:
-            print(f"  {title}: {', '.join(f'{count} {name}' for name, count in sorted(counts.items()))}")
+            show(f"  {title}: {', '.join(f'{count} {name}' for name, count in sorted(counts.items()))}")
     if not found.episodes:
-        print("  no failures")
+        show("  no failures")
     return 0
 
 
@@ -135,14 +134,14 @@ def _audit(ledger: Ledger, arguments: argparse.Namespace) -> int:
     """Print orders of operators and openings of the circuit breaker."""
     given = ledger.orders.given_since(since=time.time() - arguments.since)
     if not given and not arguments.json:
-        print("no orders in this time", file=sys.stderr)
+        show("no orders in this time", file=sys.stderr)
     for order in given:
         if arguments.json:
-            print(json.dumps(asdict(order)))
+            show_json(asdict(order))
         else:
             until = "" if order.until is None else f" until {format_time(order.until)}"
-            why = f": {printable(order.reason)}" if order.reason else ""
-            print(f"{format_time(order.at)}  {order.act:10} {order.scope}{until}, by {printable(order.who)}{why}")
+            why = f": {order.reason}" if order.reason else ""
+            show(f"{format_time(order.at)}  {order.act:10} {order.scope}{until}, by {order.who}{why}")
     return 0
 
 

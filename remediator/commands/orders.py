@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import Parser, count_of, format_duration, format_time, operator_name, parse_duration_s, printable
+from gpuwarden.format import Parser, count_of, format_duration, format_time, operator_name, parse_duration_s, show
 from remediator.commands.open_ledger import add_ledger, existing
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import HeldEpisode
@@ -52,13 +52,13 @@ def arm(argv: list[str]) -> int:
         _check_host(ledger, wanted.host)
         order = _order(Act.ASK if wanted.approval else Act.ARM, ledger, wanted, remedy=wanted.remedy)
         for line in preview(ledger, order):
-            print(line)
+            show(line)
         mode = " with approval" if wanted.approval else ""
         if not wanted.yes and not _confirm(f"arm {order.scope}{mode}?"):
-            print("gpuwarden arm: not confirmed, nothing armed", file=sys.stderr)
+            show("gpuwarden arm: not confirmed, nothing armed", file=sys.stderr)
             return 1
         ledger.orders.give(order)
-    print(f"armed{mode}: {order.scope}, by {order.who}; undo with `gpuwarden disarm`")
+    show(f"armed{mode}: {order.scope}, by {order.who}; undo with `gpuwarden disarm`")
     return 0
 
 
@@ -71,10 +71,10 @@ def approve(argv: list[str]) -> int:
     if not 0 < wanted.for_s <= APPROVED_MAX_S:
         parser.error(f"--for must be above 0 and at most {APPROVED_MAX_S / 86400:.0f} day")
     order, asked = _answer(wanted, Act.APPROVE, for_s=wanted.for_s)
-    print(
+    show(
         f"approved: episode {order.episode_id} on {order.host}, by {order.who}, until {format_time(order.until or 0.0)}"
     )
-    print(f"  action: {printable(asked)}")
+    show(f"  action: {asked}")
     return 0
 
 
@@ -82,8 +82,8 @@ def decline(argv: list[str]) -> int:
     """`gpuwarden decline`."""
     parser = _answer_parser("decline", "Decline one action. That incarnation is not touched.")
     order, asked = _answer(parser.parse_args(argv), Act.DECLINE)
-    print(f"declined: episode {order.episode_id} on {order.host}, by {order.who}; undo with `gpuwarden approve`")
-    print(f"  action: {printable(asked)}")
+    show(f"declined: episode {order.episode_id} on {order.host}, by {order.who}; undo with `gpuwarden approve`")
+    show(f"  action: {asked}")
     return 0
 
 
@@ -106,9 +106,9 @@ def disarm(argv: list[str]) -> int:
         order = _order(Act.DISARM, ledger, wanted, remedy=wanted.remedy)
         ledger.orders.give(order)
         begun = [each for each in _list_open(ledger, order) if each.free is not None]
-    print(f"disarmed: {order.scope}, by {order.who}; dry run within a second")
+    show(f"disarmed: {order.scope}, by {order.who}; dry run within a second")
     for each in begun:
-        print(f"  episode {each.episode_id} of {printable(each.worker)} on {each.host} had begun and stays as it is")
+        show(f"  episode {each.episode_id} of {each.worker} on {each.host} had begun and stays as it is")
     return 0
 
 
@@ -136,9 +136,9 @@ def pause(argv: list[str]) -> int:
         order = _order(Act.PAUSE, ledger, wanted, until=until, since=None if wanted.since is None else since)
         order = replace(order, order_id=ledger.orders.give(order))
         begun = [each for each in _list_open(ledger, order) if each.free is not None and since <= now]
-    print(f"{span(order)}; end it with `gpuwarden resume {order.order_id}`")
+    show(f"{span(order)}; end it with `gpuwarden resume {order.order_id}`")
     for each in begun:
-        print(f"  episode {each.episode_id} of {printable(each.worker)} on {each.host} has begun and will finish")
+        show(f"  episode {each.episode_id} of {each.worker} on {each.host} has begun and will finish")
     return 0
 
 
@@ -157,14 +157,14 @@ def resume(argv: list[str]) -> int:
         else:
             ending = [each for each in pauses if each.order_id == wanted.number]
         if not ending:
-            print(f"gpuwarden resume: {_not_paused(wanted, pauses)}", file=sys.stderr)
+            show(f"gpuwarden resume: {_not_paused(wanted, pauses)}", file=sys.stderr)
             return 1
         if wanted.number is not None:
             wanted.host = ending[0].host
         until = max(each.until or 0.0 for each in ending)
         ledger.orders.give(_order(Act.RESUME, ledger, wanted, until=until, ends=wanted.number))
     for each in ending:
-        print(f"ended: {span(each)}; waiting episodes are handled now")
+        show(f"ended: {span(each)}; waiting episodes are handled now")
     return 0
 
 
@@ -179,8 +179,8 @@ def _not_paused(wanted: argparse.Namespace, pauses: Sequence[Order]) -> str:
 def span(window: Order) -> str:
     """Describe a pause in one line."""
     until = "" if window.until is None else f" until {format_time(window.until)}"
-    why = f": {printable(window.reason)}" if window.reason else ""
-    return f"{window.scope} from {format_time(window.since or window.at)}{until}, by {printable(window.who)}{why}"
+    why = f": {window.reason}" if window.reason else ""
+    return f"{window.scope} from {format_time(window.since or window.at)}{until}, by {window.who}{why}"
 
 
 def breaker(argv: list[str]) -> int:
@@ -195,14 +195,14 @@ def breaker(argv: list[str]) -> int:
     with closing(existing(wanted.ledger)) as ledger:
         latched = ledger.orders.current().breaker()
         if latched is None:
-            print("gpuwarden breaker: the circuit breaker is not open", file=sys.stderr)
+            show("gpuwarden breaker: the circuit breaker is not open", file=sys.stderr)
             return 1
         order = Order(act=Act.RELEASE, at=ledger.now(), who=operator_name(), reason=wanted.reason)
         ledger.orders.give(order)
         waiting = [each for each in ledger.reports.list_held() if each.reason == Reason.CIRCUIT_BREAKER]
-    print(f"reset by {order.who}; it opened {format_duration(order.at - latched.at)} ago: {printable(latched.reason)}")
+    show(f"reset by {order.who}; it opened {format_duration(order.at - latched.at)} ago: {latched.reason}")
     for each in waiting:
-        print(f"  {_line(each, 'waited for this, handled now')}")
+        show(f"  {_line(each, 'waited for this, handled now')}")
     return 0
 
 
@@ -220,7 +220,7 @@ def preview(ledger: Ledger, order: Order) -> list[str]:
     if len(held) > len(ready):
         lines.append(f"waiting for other reasons: {len(held) - len(ready)}; see `gpuwarden status`")
     if (latched := orders.breaker()) is not None:
-        lines.append(f"the circuit breaker is open and holds all of them: {printable(latched.reason)}")
+        lines.append(f"the circuit breaker is open and holds all of them: {latched.reason}")
     lines += [span(each) for each in orders.pauses(host=order.host, now=order.at)]
     return lines
 
@@ -234,7 +234,7 @@ def _list_open(ledger: Ledger, order: Order) -> list[Episode]:
 
 
 def _line(held: HeldEpisode, message: str) -> str:
-    return f"episode {held.episode_id}: {printable(held.worker)} on {held.host}: {printable(message)}"
+    return f"episode {held.episode_id}: {held.worker} on {held.host}: {message}"
 
 
 def _dry_run_action(ledger: Ledger, held: HeldEpisode) -> str:
@@ -255,9 +255,9 @@ def _check_host(ledger: Ledger, host: str | None) -> None:
 
 def _confirm(question: str) -> bool:
     if not sys.stdin.isatty():
-        print("gpuwarden: no terminal to confirm on: use --yes", file=sys.stderr)
+        show("gpuwarden: no terminal to confirm on: use --yes", file=sys.stderr)
         return False
-    print(f"{question} [y/N] ", end="", flush=True)
+    show(f"{question} [y/N] ", end="", flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

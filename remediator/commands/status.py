@@ -1,10 +1,9 @@
-"""`gpuwarden status`: health of the pipeline, what is watched, held actions, and what needs an operator. Read only.
+"""`gpuwarden status`: health of the pipeline, watched workers, held actions, and what needs an operator. Read only.
 
 Exit codes: 0 nothing needs an operator; 1 something does; 2 usage error.
 """
 
 import argparse
-import json
 import os
 import shutil
 import time
@@ -23,7 +22,7 @@ from sqlalchemy.exc import ArgumentError
 
 from gpuwarden.db.engine import DatabaseError
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import Parser, count_of, format_duration, format_time, printable
+from gpuwarden.format import Parser, count_of, format_duration, format_time, show, show_json
 from gpuwarden.queue import JobStore, Quarantine
 from gpuwarden.settings import split
 from remediator.clients import exporter
@@ -181,9 +180,9 @@ def command(argv: list[str]) -> int:
     report = look(wanted, now=time.time())
     if wanted.json:
         needs = report.needs()
-        print(json.dumps({"ok": not needs, "needs": needs, **asdict(report)}))
+        show_json({"ok": not needs, "needs": needs, **asdict(report)})
     else:
-        print("\n".join(page(report)))
+        show(*page(report))
     return 1 if report.needs() else 0
 
 
@@ -220,7 +219,7 @@ def page(report: Report) -> Iterator[str]:
     """Format the report as lines."""
     for part in report.parts:
         mark = {True: "ok", False: "DOWN", None: "-"}[part.ok]
-        yield f"{part.name:14}{mark:10}{printable(part.says)}"
+        yield f"{part.name:14}{mark:10}{part.says}"
     yield ""
     yield from list_watched(report.watched)
     yield from _modes(report.armed)
@@ -229,16 +228,16 @@ def page(report: Report) -> Iterator[str]:
     yield count_of(len(report.episodes), "open episode")
     for held in report.episodes:
         since = format_duration(report.at - held.since)
-        why = f": {printable(held.message)}" if held.message else ""
-        episode = f"{held.episode_id}: {printable(held.worker)} on {held.host}"
+        why = f": {held.message}" if held.message else ""
+        episode = f"{held.episode_id}: {held.worker} on {held.host}"
         yield f"  {episode}, {held.reason or 'running'} for {since}{why}"
     for host, name, at in report.freed_lately:
-        yield f"  {printable(name)} on {host} restarted {format_duration(report.at - at)} ago"
+        yield f"  {name} on {host} restarted {format_duration(report.at - at)} ago"
     yield ""
     needs = report.needs()
     yield "nothing needs an operator" if not needs else "needs an operator:"
     for need in needs:
-        yield f"  - {printable(need)}"
+        yield f"  - {need}"
 
 
 def _modes(armed: Sequence[Armed]) -> Iterator[str]:
@@ -246,7 +245,7 @@ def _modes(armed: Sequence[Armed]) -> Iterator[str]:
     groups: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     for each in armed:
         mode = "APPROVAL" if each.approval else "ARMED" if each.armed else "dry run"
-        by = f", {printable(each.by)}" if each.by else ", no order yet"
+        by = f", {each.by}" if each.by else ", no order yet"
         groups[each.host, mode, by].append(each.remedy)
     for (host, mode, by), remedies in groups.items():
         names = "every remedy" if len(remedies) == len(REMEDIES) else ", ".join(remedies)
@@ -420,7 +419,7 @@ def _unready(name: str, url: str, answer: httpx.Response) -> Part:
 
 
 def _prometheus(report: Report, host: str | None, client: httpx.Client, url: str) -> Part:
-    """Check that Prometheus evaluates our rules, knows an Alertmanager, and scrapes each host. Read what is watched."""
+    """Check that Prometheus evaluates the rules, knows an Alertmanager, and scrapes each host. Read its workers."""
     answer = client.get(f"{url}/-/ready")
     if not answer.is_success:
         return _unready("prometheus", url, answer)
@@ -460,7 +459,7 @@ def _acting_rules(answer: Any) -> list[dict[str, Any]]:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="gpuwarden status",
-        description="Show the health of the pipeline, what is watched, held actions, and what needs an operator.",
+        description="Show the health of the pipeline, watched workers, held actions, and what needs an operator.",
         epilog="exit codes: 0 nothing needs an operator; 1 something does; 2 usage error",
     )
     add_ledger(parser)

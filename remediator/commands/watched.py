@@ -1,4 +1,4 @@
-"""What is watched: hosts, GPUs and workers, as Prometheus has them. Pure."""
+"""Watched hosts, GPUs and workers, as Prometheus has them. Pure."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence

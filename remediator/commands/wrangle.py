@@ -5,7 +5,6 @@ transaction that acts decides again, in the operator's name.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -14,7 +13,7 @@ from typing import Final
 
 from gpuwarden.cli.acts import add_act, add_json
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import Parser, format_utc_time, operator_name, printable
+from gpuwarden.format import Parser, format_utc_time, operator_name, show, show_json
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.items.tally import RunTally
 from gpuwarden.queue.open import current, existing
@@ -42,10 +41,10 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
         verdict = classify(run, rules)
         if arguments.json:
             row = {"run": run_id, "verdict": type(verdict).__name__.lower(), **asdict(verdict), "tally": asdict(run)}
-            print(json.dumps(row))
+            show_json(row)
         else:
             notes = f"{_whom_to_inform(verdict)}{_cap(run, verdict, rules)}"
-            print(f"{printable(run_id)}: {_describe_verdict(verdict)}: {printable(verdict.message)}{notes}")
+            show(f"{run_id}: {_describe_verdict(verdict)}: {verdict.message}{notes}")
     return 0
 
 
@@ -56,12 +55,12 @@ def _apply(store: JobStore, arguments: argparse.Namespace) -> int:
         raise GpuwardenError(f"no run {run_id!r} in the queue: see `gpuwarden runs list`")
     verdict = classify(run, rules)
     if isinstance(verdict, NoAction | Wait):
-        print(f"gpuwarden wrangle: no action: {printable(verdict.message)}", file=sys.stderr)
+        show(f"gpuwarden wrangle: no action: {verdict.message}", file=sys.stderr)
         return 1
     if not BuiltinQueue(store).wrangle(run_id, verdict, rules=rules, who=operator_name(), now=store.now()):
-        print("gpuwarden wrangle: no action: the run has changed; retry", file=sys.stderr)
+        show("gpuwarden wrangle: no action: the run has changed; retry", file=sys.stderr)
         return 1
-    print(f"{printable(run_id)}: {_DID[type(verdict)]}: {printable(verdict.message)}{_whom_to_inform(verdict)}")
+    show(f"{run_id}: {_DID[type(verdict)]}: {verdict.message}{_whom_to_inform(verdict)}")
     return 0
 
 
@@ -76,7 +75,7 @@ def _clear_failures(store: JobStore, arguments: argparse.Namespace) -> int:
     count = store.item_failures.forgive_run(
         arguments.run, who=by, reason=f"forgiven by {by}, {format_utc_time(now)}", now=now
     )
-    print(f"{printable(arguments.run)}: {count} jobs unblocked, failures cleared, workers may claim it again")
+    show(f"{arguments.run}: {count} jobs unblocked, failures cleared, workers may claim it again")
     return 0
 
 
@@ -86,7 +85,7 @@ def _describe_verdict(verdict: Verdict) -> str:
             return "waits"
         case NoAction():
             return "nothing to do"
-    return f"would {printable(verdict.deed)}"
+    return f"would {verdict.deed}"
 
 
 _DID: Final = {LockWorker: "worker locked", Migrate: "moved", BlockRun: "blocked"}

@@ -12,14 +12,17 @@ from typing import Any, Final
 
 import structlog
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi.exception_handlers import http_exception_handler
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
+from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.requests import ClientDisconnect
 
 from gpuwarden import __version__
 from gpuwarden.db.engine import DatabaseError, NoAnswerError
+from gpuwarden.format import printable
 from gpuwarden.http.web_config import BusyError, WebConfig
 from remediator import alert as alerts
 from remediator.ledger.ledger import Ledger
@@ -142,6 +145,11 @@ def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
         """Prometheus metrics."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
+    @app.exception_handler(AnyHTTPException)
+    async def refuse(request: Request, error: AnyHTTPException) -> Response:
+        error.detail = printable(error.detail)
+        return await http_exception_handler(request, error)
+
     _probes(app, ledger)
     runbooks.add(app)
     _add_security_schemes(app)
@@ -216,7 +224,7 @@ def _probes(app: FastAPI, ledger: Ledger) -> None:
         """200 while alerts can be stored, else 503 with the reason."""
         reason = await readiness.not_ready_reason()
         if reason is not None:
-            return Response(f"{reason}\n", status_code=503, media_type="text/plain")
+            return Response(f"{printable(reason)}\n", status_code=503, media_type="text/plain")
         return Response("ready\n", media_type="text/plain")
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from email import message_from_bytes
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -38,15 +39,16 @@ from gpuwarden.http.web_config import WebConfig
 from gpuwarden.state_file import Stamp
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
+from tests.hostile import HOSTILE, raw_lines
 from tests.served import get, served_app
 from tests.waiting import eventually
 
 
-def app(latest: Callable[[], Snapshot | None], config: WebConfig) -> Starlette:
+def app(latest: Callable[[], Snapshot | None], config: WebConfig, *, host: str = "box-1") -> Starlette:
     """The application for this snapshot."""
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(latest, host="box-1", thresholds=Thresholds()))
-    return web.create_app(registry, latest, host="box-1", web=config)
+    return web.create_app(registry, latest, host=host, web=config)
 
 
 @contextmanager
@@ -114,6 +116,19 @@ def test_front_page_lists_sources_with_escaped_text() -> None:
     assert f"Version {__version__}, on box-1. The last sample is 0." in text
     assert "<td>gpu<td>ok, in 1.5 ms" in text
     assert "<td>docker<td>failed: no &lt;socket&gt; &amp; no answer" in text
+
+
+def test_no_page_holds_control_characters() -> None:
+    health = SourceHealth(source=HOSTILE, success=False, duration_s=5.0, message=HOSTILE)
+    asked = quote(HOSTILE)
+    latest = live(build.sighting(worker=build.worker_file(worker=HOSTILE)), sources=(health,))
+    with served_app(app(latest, WebConfig(None), host=HOSTILE), WebConfig(None)) as port:
+        pages = ["/", f"/evidence?worker={asked}", f"/evidence?container={asked}", f"/{asked}", "/-/ready"]
+        texts = [get(port, path)[1] for path in pages]
+
+    assert all(texts)
+    assert [raw_lines(text) for text in texts] == [[]] * len(pages)
+    assert "x\\x1b[2J\\nforged" in texts[0]
 
 
 def test_front_page_names_an_invalid_file() -> None:
