@@ -295,6 +295,8 @@ class Doubt(StrEnum):
     OTHER_ATTEMPT = "other_attempt"
     CONTAINER_PAUSED = "container_paused"
     HAS_WORKERS = "has_workers"
+    NOT_MANAGED = "not_managed"
+    SHARED_CONTAINER = "shared_container"
 
 
 @dataclass(frozen=True, kw_only=True)

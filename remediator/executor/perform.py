@@ -208,12 +208,14 @@ class Performer:
         handle: str = intent.data["handle"]
         stage = Stage.STARTING if isinstance(step, plan.Start) else Stage.STOPPING
         tries = 1 + (int(intent.data.get("tries", 0)) if intent.stage is stage else 0)
+        before = actuator.look(handle)
+        if before is None or not before.managed:
+            return  # a row of the ledger may be forged
         if isinstance(step, plan.Start):
             if self._advance(episode, intent, stage, "start", step.message, act="decided", data={"tries": tries}):
                 self._record(episode, "start", *self._try(lambda: actuator.start(handle)))
             return
-        before = actuator.look(handle)
-        if before is None or before.incarnation != intent.key:
+        if before.incarnation != intent.key:
             return  # it stopped or restarted since the facts were read
         # Keep the pids of earlier tries: a process may leave its cgroup before the driver frees its memory.
         had = intent.data.get("pids", [])

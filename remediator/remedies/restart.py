@@ -20,7 +20,7 @@ from remediator.plan import (
     Wait,
     Warn,
 )
-from remediator.reasons import Reason
+from remediator.reasons import Doubt, Finding, Reason
 
 TRIES_MAX: Final = 5
 """Tries at the executor's interval; later ones follow at `RETRY_S`."""
@@ -43,13 +43,13 @@ def next_step(
     free: Intent,
     *,
     stop: Callable[[], Step],
+    doubted: Callable[[], Step | None],
     ended: Callable[[], Step] | None = None,
-    doubted: Callable[[], Step | None] | None = None,
 ) -> Step:
     """Return the next step of a restart. A stopped container gets here after its settle and is started.
 
     `stop` decides if a planned one runs, `ended` if it ended before, by default to start it. `doubted` decides after a
-    failed stop; by default, or with `None`, it is stopped again.
+    failed stop; with `None` it is stopped again.
     """
     if not facts.container_known:
         return Wait(reason=Reason.ENGINE_UNREACHABLE, message=f"the container engine does not answer: {facts.unknown}")
@@ -57,10 +57,14 @@ def next_step(
         return stop()
     if free.stage is Stage.PLANNED and ended is not None:
         return ended()
-    if free.stage is Stage.STOPPING and doubted is not None and is_up(facts, free):
-        return doubted() or wait_until_stopped(facts, free)
+    if free.stage is Stage.STOPPING and is_up(facts, free):
+        return doubted() or wait_until_stopped(facts, free, doubted)
     if free.stage in (Stage.PLANNED, Stage.STOPPING):
-        return wait_until_stopped(facts, free)
+        return wait_until_stopped(facts, free, doubted)
+    container = facts.container
+    if container is not None and not (container.running or container.managed):
+        message = f"container {container.name} is gone or not managed, so it is not started"
+        return _abandoned(Reason.NOT_MANAGED, message)
     return _start_stopped(facts, free) if free.stage is Stage.DEAD else _verify_running(facts, free)
 
 
@@ -152,6 +156,16 @@ def is_up(facts: Facts, free: Intent) -> bool:
     return container is not None and container.incarnation == free.key and container.running
 
 
+def doubt_container(facts: Facts) -> Finding | None:
+    """Return why its engine forbids an act on the container, read again before each act."""
+    container = facts.container
+    if container is not None and not container.managed:
+        return Finding(doubt=Doubt.NOT_MANAGED, message=f"container {container.name} is not managed")
+    if container is not None and container.paused:
+        return Finding(doubt=Doubt.CONTAINER_PAUSED, message="the container is paused")
+    return None
+
+
 def timed_out(facts: Facts, stage_for_s: float) -> bool:
     """Whether an intent stayed in its stage too long, while the executor ran and every source answered."""
     return min(stage_for_s, facts.quiet_for_s) >= facts.limits.restart_timeout_s
@@ -175,17 +189,17 @@ def describe_exit(facts: Facts) -> str:
     return "the container was restarted by someone else" if container.running else "the container does not run"
 
 
-def wait_until_stopped(facts: Facts, free: Intent) -> Step:
+def wait_until_stopped(facts: Facts, free: Intent, doubted: Callable[[], Step | None]) -> Step:
     """Wait until the container has stopped: not running, no process in its cgroup, no pid on its GPUs.
 
-    If a process remains, or the driver does not list a GPU, it finally calls an operator.
+    If a process remains, or the driver does not list a GPU, it finally calls an operator. See `next_step`.
     """
     # Do not give up right after the queue refused a write: the process itself may hold its lock.
     given_up = timed_out(facts, facts.free_for_s) and not was_refused_lately(facts)
     spent = _tries(free) >= TRIES_MAX and given_up
     if is_up(facts, free):
         if spent:
-            return _give_up(facts, free, Reason.STOP_FAILED, f"it cannot be stopped, after {_tries(free)} tries")
+            return give_up(facts, free, Reason.STOP_FAILED, f"it cannot be stopped, after {_tries(free)} tries")
         if _may_stop(facts, free):
             return _if_armed(facts, Stop(message="it still runs"))
         return Wait(reason=Reason.STOPPING, message=f"it still runs, after {_tries(free)} tries")
@@ -197,7 +211,8 @@ def wait_until_stopped(facts: Facts, free: Intent) -> Step:
     lingers: Wait | None
     if left:
         lingers = Wait(reason=Reason.STOPPING, message=f"processes {left} are still in its cgroup")
-        if ours and not spent and free.stage is Stage.STOPPING and _may_stop(facts, free):
+        again = ours and not spent and free.stage is Stage.STOPPING and _may_stop(facts, free)
+        if again and (facts.stopped_s_ago is not None or doubted() is None):
             return _if_armed(facts, Stop(message=f"it does not run, but {lingers.message}"))
     elif facts.worker_ended and (container is None or not container.running):
         message = f"{describe_exit(facts)}, its cgroup is empty, its worker ended cleanly"
@@ -214,7 +229,7 @@ def wait_until_stopped(facts: Facts, free: Intent) -> Step:
         if lingers is None:
             message = f"{describe_exit(facts)}, its cgroup is empty, {_describe_gpus(facts, free)}"
             return _mark_stopped(message)
-    return _give_up(facts, free, lingers.reason, lingers.message) if given_up else lingers
+    return give_up(facts, free, lingers.reason, lingers.message) if given_up else lingers
 
 
 def was_refused_lately(facts: Facts) -> bool:
@@ -308,7 +323,7 @@ def _if_armed(facts: Facts, step: Stop | Quarantine) -> Step:
     return Wait(reason=Reason.DRY_RUN, message=f"disarmed, left as it is: {step.message}")
 
 
-def _give_up(facts: Facts, free: Intent, reason: Reason, message: str) -> Step:
+def give_up(facts: Facts, free: Intent, reason: Reason, message: str) -> Step:
     """A process that cannot be killed may hold its GPUs for ever: quarantine them."""
     if free.data.get("gpus") and not free.data.get("quarantined"):
         message = f"{message}: its GPUs are quarantined: release them by hand"

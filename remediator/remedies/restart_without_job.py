@@ -149,8 +149,10 @@ def _confirm_and_stop(facts: Facts, free: Intent, confirm: Confirm) -> Step:
 def _decide_unconfirmed(facts: Facts, free: Intent, confirm: Confirm) -> Step | None:
     """Decide after a failed stop; `None` if the condition is still confirmed.
 
-    If the engine refused the stop, the server may have recovered.
+    If the engine refused the stop, the server may have recovered. Of one that is down, only processes are left.
     """
+    if not restart.is_up(facts, free) and restart.doubt_container(facts) is None:
+        return None
     found = _confirm_again(facts, free, confirm)
     figures = found.message
     if found.confirmed:
@@ -173,8 +175,8 @@ def _confirm_again(facts: Facts, free: Intent, confirm: Confirm) -> Finding:
         return Finding(doubt=Doubt.OTHER_CONTAINER, message=message)
     if seen.workers != 0:
         return Finding(doubt=Doubt.HAS_WORKERS, message="it has workers, or may have")
-    if facts.container is not None and facts.container.paused:
-        return Finding(doubt=Doubt.CONTAINER_PAUSED, message="the container is paused")
+    if (unfit := restart.doubt_container(facts)) is not None:
+        return unfit
     return reported.first_confirmed(facts.episode, lambda condition: confirm(seen, condition))[1]
 
 

@@ -7,6 +7,7 @@
 Without confirmation it waits while the alert fires. A container that cannot be killed puts its GPUs in quarantine.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from gpuwarden.evidence import WorkerFacts
@@ -42,6 +43,14 @@ QUEUE_TIMEOUT_S: Final = 10.0
 """How long an unwritable queue delays the stop of a confirmed worker, seconds."""
 
 
+_NOT_KNOWN: Final = frozenset(
+    {
+        *(Doubt.STALE_EVIDENCE, Doubt.GPU_UNKNOWN, Doubt.RAM_UNKNOWN),
+        *(Doubt.WORK_UNKNOWN, Doubt.SIGNS_UNKNOWN, Doubt.TIME_UNKNOWN),
+    }
+)
+"""Doubts in which the worker may still hang."""
+
 _HOLD_MESSAGE: Final = (
     "its process may still run, so the policy holds its job: check the process, then "
     '`gpuwarden job cancel`, or set unconfirmed = "requeue" in the policy file'
@@ -66,7 +75,12 @@ def _next_step(facts: Facts, free: Intent, settle: Intent | None) -> Step:
         if step is not None:
             return step
     if not free.over:
-        return restart.next_step(facts, free, stop=lambda: _stop_if_confirmed(facts, free))
+        return restart.next_step(
+            facts,
+            free,
+            stop=lambda: _stop_if_confirmed(facts, free),
+            doubted=lambda: _decide_unconfirmed(facts, free),
+        )
     if settle is not None and not settle.over:
         message = "the container may still run; its job is settled "
         if not facts.armed:
@@ -263,10 +277,9 @@ def _requeue_or_fail(facts: Facts, job: JobFacts, ground: str, *, seen_dead: boo
 
 def _fence_if_confirmed(facts: Facts, free: Intent) -> Step:
     """Confirm with new facts before the fence: it ends the attempt as a stop does."""
-    if facts.container_known and not restart.is_up(facts, free):
+    found = _confirm_again(facts, free)
+    if facts.container_known and not restart.is_up(facts, free) and _has_ended(facts):
         found = Finding.of(confirmed=True, message=restart.describe_exit(facts))
-    else:
-        found = _confirm_again(facts, free)
     figures = found.message
     if not found.confirmed:
         if restart.timed_out(facts, facts.settle_for_s):
@@ -304,6 +317,39 @@ def _stop_if_confirmed(facts: Facts, free: Intent) -> Step:
     return Wait(reason=Reason.UNCONFIRMED, message=f"not stopped, because it is not confirmed now: {figures}")
 
 
+def _has_ended(facts: Facts) -> bool:
+    """Whether the exporter shows that the worker of the settle does not live. Unknown is not ended."""
+    evidence, settle = facts.evidence, facts.episode.settle
+    if evidence is None or evidence.sample_age_s > facts.limits.evidence_fresh_s:
+        return facts.worker_ended
+    replaced = settle is not None and evidence.worker_incarnation != settle.data["incarnation"]
+    return evidence.alive is False or replaced
+
+
+def _decide_unconfirmed(facts: Facts, free: Intent) -> Step | None:
+    """Decide after a failed stop; `None` if a condition is confirmed, or the worker ended by the stop.
+
+    A worker that has been gone for long enough confirms too: the stop may have ended it before this executor started.
+    """
+    replaced = _is_replaced(facts, free)
+    if replaced and _is_fenced(facts):
+        return _advance_replaced(facts, free)
+    if facts.stopped_s_ago is not None and _has_ended(facts) and not replaced:
+        return None
+    episode = facts.episode
+    gone = replace(facts, episode=replace(episode, conditions=episode.conditions | {Condition.DEAD_WORKER}))
+    found = _confirm_again(gone, free)
+    if found.confirmed:
+        return None
+    if restart.timed_out(facts, facts.free_for_s):
+        message = f"a stop did not end it, and it is not confirmed now: {found.message}: check it by hand"
+        if facts.stopped_s_ago is not None and found.doubt in _NOT_KNOWN:
+            return restart.give_up(facts, free, Reason.STOP_FAILED, message)
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, reason=Reason.UNCONFIRMED, message=message, unspent=True)
+    message = f"not stopped again, because it is not confirmed now: {found.message}"
+    return Wait(reason=Reason.UNCONFIRMED, message=message)
+
+
 def _not_freed(reason: Reason, message: str) -> Advance:
     return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, reason=reason, message=message)
 
@@ -320,8 +366,10 @@ def _confirm_again(facts: Facts, free: Intent) -> Finding:
         return Finding(doubt=Doubt.OTHER_CONTAINER, message=message)
     if _is_of_another_attempt(facts, evidence):
         return Finding(doubt=Doubt.OTHER_ATTEMPT, message="the evidence is about another attempt")
-    if facts.container is not None and facts.container.paused:
-        return Finding(doubt=Doubt.CONTAINER_PAUSED, message="the container is paused")
+    if (unfit := restart.doubt_container(facts)) is not None:
+        return unfit
+    if evidence.container_workers != (1 if evidence.alive else 0):
+        return Finding(doubt=Doubt.SHARED_CONTAINER, message="other workers live in its container, or may")
     return _confirm(evidence, facts)[1]
 
 

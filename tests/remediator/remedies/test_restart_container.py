@@ -331,6 +331,13 @@ STEPS: dict[str, tuple[Facts, type[Step]]] = {
         ),
         Advance,
     ),
+    "planned, not managed": (server_facts(free(Stage.PLANNED), container=container(managed=False)), Wait),
+    "stopping, not managed": (server_facts(STOPPING, container=container(managed=False)), Wait),
+    "stopping, down, not managed, processes in its cgroup": (
+        server_facts(STOPPING, container=stopped(pids=PIDS, managed=False)),
+        Wait,
+    ),
+    "dead, not managed": (server_facts(DEAD, container=stopped(managed=False)), Advance),
     "stopping, down, off its GPUs": (server_facts(STOPPING, container=stopped(), server=GONE_FROM_GPUS), Advance),
     "stopping, down, listed by the driver": (server_facts(STOPPING, container=stopped()), Wait),
     "stopping, unkillable": (

@@ -18,6 +18,7 @@ from remediator.plan import (
     Intent,
     Kind,
     Outcome,
+    Quarantine,
     Requeue,
     Stage,
     Start,
@@ -675,6 +676,90 @@ def test_disarm_after_the_stop_still_settles_and_starts() -> None:
 
     assert isinstance(decide(settling), Requeue)
     assert isinstance(decide(starting), Start)
+
+
+# --- intents that this executor did not write: only the label and the evidence of this moment count
+
+HEALTHY = evidence(step_beat_age_s=0.2)
+SHARED = evidence(container_workers=2)
+FORGED: dict[str, tuple[Facts, Reason]] = {
+    "planned, healthy": (facts(free(Stage.PLANNED), evidence=HEALTHY), Reason.UNCONFIRMED),
+    "planned, not managed": (facts(free(Stage.PLANNED), container=container(managed=False)), Reason.UNCONFIRMED),
+    "planned, shared": (facts(free(Stage.PLANNED), evidence=SHARED), Reason.UNCONFIRMED),
+    "stopping, healthy": (facts(free(Stage.STOPPING), evidence=HEALTHY), Reason.UNCONFIRMED),
+    "stopping, not managed": (facts(free(Stage.STOPPING), container=container(managed=False)), Reason.UNCONFIRMED),
+    "stopping, shared": (facts(free(Stage.STOPPING), evidence=SHARED), Reason.UNCONFIRMED),
+    "stopping, fenced, healthy": (
+        facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, evidence=HEALTHY),
+        Reason.UNCONFIRMED,
+    ),
+    "stopping, no evidence": (facts(free(Stage.STOPPING), evidence=None, unknown="no answer"), Reason.UNCONFIRMED),
+    "stopping, a worker that does not exist": (facts(free(Stage.STOPPING), **DOWN), Reason.UNCONFIRMED),
+    "stopping, its worker ended a moment ago": (
+        facts(free(Stage.STOPPING), evidence=replace(GONE, dead_s=29.9)), Reason.UNCONFIRMED,
+    ),
+    "stopping, processes left, its worker lives": (
+        facts(free(Stage.STOPPING), container=stopped(pids=frozenset({4002})), evidence=HEALTHY), Reason.STOPPING,
+    ),
+    "of another container, fences no living worker": (
+        facts(free(Stage.PLANNED), settle(Stage.PLANNED), container=None, evidence=HEALTHY), Reason.UNCONFIRMED,
+    ),
+    "of another container, fences nothing without evidence": (
+        facts(free(Stage.PLANNED), settle(Stage.PLANNED), container=None, evidence=None, unknown="no answer"),
+        Reason.UNCONFIRMED,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("known", "reason"), FORGED.values(), ids=FORGED)
+def test_intent_alone_acts_on_nothing(known: Facts, reason: Reason) -> None:
+    assert decide(known) == Wait(reason=reason, message="")
+
+
+@pytest.mark.parametrize("stage", [Stage.DEAD, Stage.STARTING])
+def test_stopped_container_without_opt_in_is_not_started(stage: Stage) -> None:
+    step = decide(facts(free(stage), container=stopped(managed=False)))
+
+    assert step == Advance(kind=Kind.FREE, stage=Stage.ABANDONED, reason=Reason.NOT_MANAGED, message="")
+    assert isinstance(decide(facts(free(stage), container=stopped())), Start)
+
+
+AGAIN: dict[str, tuple[Facts, type[Step]]] = {
+    "still hangs": (facts(free(Stage.STOPPING)), Stop),
+    "its worker ended by the stop": (
+        facts(free(Stage.STOPPING), evidence=replace(GONE, dead_s=0.5), stopped_s_ago=1.0), Stop,
+    ),
+    "its worker ended cleanly by the stop": (facts(free(Stage.STOPPING), stopped_s_ago=1.0, **DOWN), Stop),
+    "its worker is gone, by an earlier executor": (facts(free(Stage.STOPPING), evidence=GONE), Stop),
+    "recovered, since the engine refused": (
+        facts(free(Stage.STOPPING), evidence=HEALTHY, stopped_s_ago=1.0), Wait,
+    ),
+    "another worker lives in it": (
+        facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, stopped_s_ago=1.0,
+              evidence=evidence(worker_incarnation="i2", gpu_pids={"GPU-0": []})),
+        Advance,
+    ),
+    "GPU unknown since": (
+        facts(free(Stage.STOPPING), evidence=evidence(gpu_idle_s=None), stopped_s_ago=1.0), Wait,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("known", "expected"), AGAIN.values(), ids=AGAIN)
+def test_failed_stop_is_repeated_only_with_evidence(known: Facts, expected: type[Step]) -> None:
+    assert isinstance(decide(known), expected)
+
+
+def test_failed_stop_without_evidence_is_abandoned_at_the_timeout() -> None:
+    def at_the_timeout(**changed: Any) -> Step:
+        return decide(facts(free(Stage.STOPPING, tries=1), free_for_s=120.0, **changed))
+
+    unknown = {"evidence": evidence(gpu_idle_s=None)}
+    abandoned = Advance(kind=Kind.FREE, stage=Stage.ABANDONED, reason=Reason.UNCONFIRMED, message="", unspent=True)
+
+    assert at_the_timeout(evidence=HEALTHY, stopped_s_ago=1.0) == abandoned
+    assert at_the_timeout(**unknown) == abandoned, "this executor stopped nothing"
+    assert isinstance(at_the_timeout(**unknown, stopped_s_ago=1.0), Quarantine), "it may still hang on its GPU"
 
 
 # --- the settle
