@@ -2,7 +2,7 @@
 
     from gpuwarden import Queue, current
 
-    queue = Queue()                                   # $GPUWARDEN_QUEUE_DB, else an SQLite file of this user
+    queue = Queue()                                   # $GPUWARDEN_QUEUE_DB, else that of `gpuwarden up`
 
     @queue.model("sdxl")
     def load():                                       # the worker keeps it loaded

@@ -99,6 +99,14 @@ def backend(request: pytest.FixtureRequest) -> str:
     return kind
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A state folder for this process: commands must not find a `gpuwarden up` of this user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
     """One PostgreSQL for the whole run; tests create separate databases."""

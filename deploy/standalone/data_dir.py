@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from gpuwarden import clock
+from gpuwarden.db.running_up import path_of
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import atomic_write
 from gpuwarden.procfs import ProcessId
@@ -39,7 +40,7 @@ _KILL_S: Final = 10.0
 
 _OURS: Final = frozenset(
     {"alertmanager", "alertmanager.yml", "host", "ledger", "log", "parts", "parts.json", "prometheus", "prometheus.yml"}
-    | {"queue", "run", "token", "lost+found"}
+    | {"queue", "run", "token", "up.json", "lost+found"}
 )
 """Files of a data directory that was never locked, for example a restored backup."""
 
@@ -50,10 +51,7 @@ class DataDirError(GpuwardenError):
 
 def default_data(env: Mapping[str, str], *, euid: int) -> Path:
     """/var/lib/gpuwarden for root, otherwise the user's state directory (XDG Base Directory Specification)."""
-    if euid == 0:
-        return SYSTEM_DATA
-    state = env.get("XDG_STATE_HOME", "")
-    return (Path(state) if state.startswith("/") else Path.home() / ".local" / "state") / "gpuwarden"
+    return SYSTEM_DATA if euid == 0 else path_of(env).parent
 
 
 def default_directory(data: Path) -> Path:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from deploy.standalone.docker_socket import Engine, NoEngine, reachable_engine
 from deploy.standalone.log_rotation import rotate
 from deploy.standalone.stack import PARTS, PORTS, Chain, ChainError, Plan, add_systemd_units, add_watchdog
 from deploy.standalone.supervisor import Supervisor
+from gpuwarden.db import running_up
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, show
 
@@ -54,7 +55,7 @@ Data directory:
   log/PART.log, .1 to .3                     logs, JSON lines; 10 MiB each
   token (0600)                               credentials that Alertmanager sends
 
-In another terminal: `gpuwarden ledger list`, `gpuwarden job list`, with the addresses that `up` prints.
+Commands of the same user find this `up`: `gpuwarden status`, `gpuwarden ledger list`, `gpuwarden job list`.
 To use systemd and your own Prometheus instead: gpuwarden init --help
 """
 
@@ -127,7 +128,13 @@ def _run(arguments: argparse.Namespace, stop: _StopSignal, output: _Output) -> N
     engine = reachable_engine(os.environ) if arguments.docker == "auto" else _given_engine(arguments.docker)
     plan = _plan(arguments, engine)
     _find_parts(plan)
-    with Chain(plan) as chain:
+    chain = Chain(plan)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(running_up.published(_variables(chain), os.environ))
+        except (OSError, RuntimeError) as error:
+            output(f"commands do not find these addresses: up.json cannot be written ({error}); give them as options")
+        stack.enter_context(chain)
         stop.starting = False
         _announce(chain, engine, output)
         _watch(chain, stop, output, look_for_docker=arguments.docker == "auto")
@@ -199,6 +206,19 @@ def _find_parts(plan: Plan) -> None:
             else f"\n  or use --fetch-parts: unpacks Debian packages into {plan.parts_dir} without installing them"
         )
         raise debian_packages.PartMissing("\n  ".join(missing) + advice)
+
+
+def _variables(chain: Chain) -> dict[str, str]:
+    """What commands of the same user read of this `up`."""
+    return {
+        running_up.QUEUE_ENV: chain.queue_url,
+        running_up.LEDGER_ENV: chain.ledger_url,
+        running_up.RUNTIME_DIR_ENV: str(chain.directory),
+        "GPUWARDEN_REMEDIATOR_PORT": chain.remediator_url.rpartition(":")[2],
+        "GPUWARDEN_REMEDIATOR_EXPORTER": chain.exporter_url,
+        "GPUWARDEN_REMEDIATOR_ALERTMANAGER": chain.alertmanager_url,
+        "GPUWARDEN_REMEDIATOR_PROMETHEUS": chain.prometheus_url,
+    }
 
 
 def _announce(chain: Chain, engine: Engine | NoEngine, output: _Output) -> None:

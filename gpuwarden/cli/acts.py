@@ -2,9 +2,12 @@
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from gpuwarden.db.running_up import RUNTIME_DIR_ENV, environment
 from gpuwarden.queue.open import add_store
+from gpuwarden.reporter import DEFAULT_DIR
 
 
 def add_act(acts: Any, name: str, act: Callable[..., int], what: str) -> argparse.ArgumentParser:
@@ -20,6 +23,11 @@ def add_act(acts: Any, name: str, act: Callable[..., int], what: str) -> argpars
     parser.set_defaults(act=act)
     add_store(parser)
     return parser
+
+
+def runtime_dir() -> Path:
+    """`$GPUWARDEN_RUNTIME_DIR`, else that of this user's running `gpuwarden up`, else /run/gpuwarden."""
+    return Path(environment().get(RUNTIME_DIR_ENV, DEFAULT_DIR))
 
 
 def add_json(parser: argparse.ArgumentParser, what: str = "print one JSON object per line") -> None:

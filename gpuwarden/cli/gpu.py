@@ -8,11 +8,11 @@ import sys
 from contextlib import closing
 from dataclasses import asdict
 
-from gpuwarden.cli.acts import add_act, add_json, add_reason
+from gpuwarden.cli.acts import add_act, add_json, add_reason, runtime_dir
 from gpuwarden.format import Parser, format_time, show, show_json, table
 from gpuwarden.queue import JobStore, is_gpu
 from gpuwarden.queue.open import current, existing
-from gpuwarden.reporter import host_key, state_directory
+from gpuwarden.reporter import host_key
 
 
 def command(argv: list[str]) -> int:
@@ -37,7 +37,7 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
 
 
 def _quarantine(store: JobStore, arguments: argparse.Namespace) -> int:
-    host = arguments.host or host_key(state_directory())
+    host = arguments.host or host_key(runtime_dir())
     store.gpu_quarantine.quarantine(
         [arguments.gpu], host=host, worker=arguments.worker, reason=arguments.reason, now=store.now()
     )

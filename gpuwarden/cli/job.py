@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from gpuwarden.cli.acts import add_act, add_json, add_reason
+from gpuwarden.cli.acts import add_act, add_json, add_reason, runtime_dir
 from gpuwarden.cli.progress import figures, report_of, reports, short, silence, whole
 from gpuwarden.clock import stamp
 from gpuwarden.fields import made_from
@@ -29,7 +29,6 @@ from gpuwarden.format import (
 from gpuwarden.job import ATTEMPTS_MAX, FINAL, STALL_TIMEOUT_S, JobClass, JobId, State
 from gpuwarden.queue import PRIORITY, BlockedError, Job, JobStore, Submission
 from gpuwarden.queue.open import current, existing
-from gpuwarden.reporter import state_directory
 from gpuwarden.state_file import JobFile
 from gpuwarden.worker import job_logs
 
@@ -399,8 +398,8 @@ def _dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runtime-dir",
         type=Path,
-        default=state_directory(),
-        help="folder of state files; default: $GPUWARDEN_RUNTIME_DIR",
+        default=runtime_dir(),
+        help="folder of state files; default: $GPUWARDEN_RUNTIME_DIR, else that of this user's running `gpuwarden up`",
     )
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 
-from gpuwarden.cli.acts import add_act, add_json, add_reason
+from gpuwarden.cli.acts import add_act, add_json, add_reason, runtime_dir
 from gpuwarden.format import Parser, format_duration, operator_name, show, show_json, table
 from gpuwarden.queue import JobStore, WorkerRow
 from gpuwarden.queue.open import current, existing
-from gpuwarden.reporter import host_key, state_directory
+from gpuwarden.reporter import host_key
 
 _Act = Callable[[JobStore, argparse.Namespace], int]
 
@@ -122,7 +122,7 @@ def _list_dead(store: JobStore, arguments: argparse.Namespace) -> int:
 
 
 def _host(arguments: argparse.Namespace) -> str:
-    host: str = arguments.host or host_key(state_directory())
+    host: str = arguments.host or host_key(runtime_dir())
     return host
 
 

@@ -1,13 +1,13 @@
 """Where commands find the queue, and how they open it."""
 
 import argparse
-import os
 from contextlib import suppress
 from pathlib import Path
 
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
+from gpuwarden.db.running_up import QUEUE_ENV, environment
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.queue import JobStore
 
@@ -18,19 +18,21 @@ def add_store(parser: argparse.ArgumentParser) -> None:
         "--queue-db",
         default="",
         type=lambda url: url or default_store(),
-        help="database URL of the queue; default $GPUWARDEN_QUEUE_DB, else an SQLite file in this user's data folder",
+        help="database URL of the queue; default $GPUWARDEN_QUEUE_DB, else the queue of this user's running "
+        "`gpuwarden up`, else an SQLite file in this user's data folder",
     )
 
 
 def default_store() -> str:
-    """`$GPUWARDEN_QUEUE_DB`, else an SQLite file in this user's data folder.
+    """`$GPUWARDEN_QUEUE_DB`, else the running `gpuwarden up`'s, else an SQLite file in this user's data folder.
 
     Raises:
         GpuwardenError: the folder cannot be created.
     """
-    if url := os.environ.get("GPUWARDEN_QUEUE_DB"):
+    known = environment()
+    if url := known.get(QUEUE_ENV):
         return url
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "gpuwarden"
+    data = Path(known.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "gpuwarden"
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from gpuwarden import gpu_names, logs
+from gpuwarden.db.running_up import QUEUE_ENV, RUNTIME_DIR_ENV, runtime_dir_of
 from gpuwarden.errors import GpuwardenError, WorkerStopping
 from gpuwarden.fields import made_from
 from gpuwarden.files import atomic_write
@@ -22,7 +23,7 @@ from gpuwarden.format import Help, Parser, error_text
 from gpuwarden.job import EXIT_DISOWNED, EXIT_FATAL, FRESH_S, HEARTBEAT_S, LEASE_S, Condition
 from gpuwarden.queue import DrainedError, JobStore, ReplacedError, is_gpu
 from gpuwarden.queue.open import default_store
-from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key, state_directory
+from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key
 from gpuwarden.tasks import Queue
 from gpuwarden.worker import job_logs
 from gpuwarden.worker.settings import Settings
@@ -85,9 +86,9 @@ def command(argv: list[str]) -> int:
 
 def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
     body = find_body(arguments.handler)
-    directory = arguments.runtime_dir or _own_directory()
     if arguments.queue_db is None:
         arguments.queue_db = body.url if isinstance(body, Queue) else default_store()
+    directory = arguments.runtime_dir or runtime_dir_of(arguments.queue_db) or _set_up_directory() or _own_directory()
     settings = made_from(
         arguments,
         Settings,
@@ -134,15 +135,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", default="worker-0", help="name of this slot and its state files, unique on the "
                         "host")  # fmt: skip
     parser.add_argument("--queue", help="queue to serve; default: the gpuwarden.Queue's, else gpu")
-    parser.add_argument("--queue-db", default=env.get("GPUWARDEN_QUEUE_DB"),
+    parser.add_argument("--queue-db", default=env.get(QUEUE_ENV),
                         help="database URL of the queue; default: $GPUWARDEN_QUEUE_DB, else the gpuwarden.Queue's, "
-                             "else an SQLite file of this user")  # fmt: skip
+                             "else the running `gpuwarden up`'s, else an SQLite file of this user")  # fmt: skip
     parser.add_argument(
         "--runtime-dir",
         type=Path,
-        default=_configured_directory(),
-        help=f"folder of state files; default: $GPUWARDEN_RUNTIME_DIR, else {DEFAULT_DIR} if it is set up, "
-        "else a folder of this user",
+        default=_given_directory(env),
+        help="folder of state files; default: $GPUWARDEN_RUNTIME_DIR, else that of this user's running `gpuwarden up` "
+        f"if it has the same queue, else {DEFAULT_DIR} if it is set up, else a folder of this user",
     )
     parser.add_argument("--subdirectory", default=env.get("GPUWARDEN_SUBDIRECTORY"),
                         help="the container's folder in --runtime-dir; default: the worker's name")  # fmt: skip
@@ -169,10 +170,12 @@ def gpus_named(env: Mapping[str, str]) -> str:
     return ",".join(filter(is_gpu, gpu_names.of_process(env) or ()))
 
 
-def _configured_directory() -> Path | None:
-    """The configured folder of state files, if any."""
-    is_set = "GPUWARDEN_RUNTIME_DIR" in os.environ or (DEFAULT_DIR / "host").exists()
-    return state_directory() if is_set else None
+def _given_directory(env: Mapping[str, str]) -> Path | None:
+    return Path(env[RUNTIME_DIR_ENV]) if RUNTIME_DIR_ENV in env else None
+
+
+def _set_up_directory() -> Path | None:
+    return DEFAULT_DIR if (DEFAULT_DIR / "host").exists() else None
 
 
 def _own_directory() -> Path:

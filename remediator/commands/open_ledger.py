@@ -1,7 +1,7 @@
 """Find the ledger and queue of a command: from its option, the environment, or `gpuwarden up`.
 
-`gpuwarden up` keeps `ledger/ledger.db` and `queue/queue.db` in /var/lib/gpuwarden for root, for other users in
-`gpuwarden` below $XDG_STATE_HOME (default ~/.local/state).
+Without `--data-dir`, `gpuwarden up` keeps `ledger/ledger.db` and `queue/queue.db` in /var/lib/gpuwarden for root. For
+other users they are in `gpuwarden` below $XDG_STATE_HOME (default ~/.local/state).
 """
 
 import argparse
@@ -9,23 +9,20 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
+from gpuwarden.db.running_up import LEDGER_ENV, QUEUE_ENV, environment, path_of
 from gpuwarden.errors import GpuwardenError
 from remediator.ledger.ledger import Ledger
-
-LEDGER_ENV: Final = "GPUWARDEN_REMEDIATOR_LEDGER"
-QUEUE_ENV: Final = "GPUWARDEN_QUEUE_DB"
 
 
 def add_ledger(parser: argparse.ArgumentParser) -> None:
     """Add the option `--ledger`, required only if no ledger is found."""
     parser.add_argument(
         "--ledger",
-        default=ledger_url(os.environ) or "",
+        default=ledger_url(environment()) or "",
         type=_check_named,  # argparse calls it for a default string too
         help=f"database URL of the ledger; default ${LEDGER_ENV}, else the ledger of `gpuwarden up`",
     )
@@ -35,7 +32,8 @@ def _check_named(url: str) -> str:
     if url:
         return url
     raise argparse.ArgumentTypeError(
-        f"no ledger found: set --ledger or ${LEDGER_ENV} to the URL in gpuwarden.env, written by `gpuwarden init`"
+        f"no ledger found: start `gpuwarden up`, or set --ledger or ${LEDGER_ENV} to the URL in gpuwarden.env, which "
+        "`gpuwarden init` writes"
     )
 
 
@@ -72,7 +70,6 @@ def queue_url(env: Mapping[str, str]) -> str | None:
 
 
 def _default_path(env: Mapping[str, str], name: str) -> str | None:
-    state = env.get("XDG_STATE_HOME", "")
-    users = (Path(state) if state.startswith("/") else Path.home() / ".local" / "state") / "gpuwarden"
-    path = (Path("/var/lib/gpuwarden") if os.geteuid() == 0 else users) / name / f"{name}.db"
+    folder = Path("/var/lib/gpuwarden") if os.geteuid() == 0 else path_of(env).parent
+    path = folder / name / f"{name}.db"
     return f"sqlite:///{path}" if path.is_file() else None

@@ -4,7 +4,6 @@ Exit codes: 0 nothing needs an operator; 1 something does; 2 usage error.
 """
 
 import argparse
-import os
 import shutil
 import time
 from collections import defaultdict
@@ -21,6 +20,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.running_up import environment
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, count_of, format_duration, format_time, show, show_json
 from gpuwarden.queue import JobStore, Quarantine
@@ -463,23 +463,24 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 nothing needs an operator; 1 something does; 2 usage error",
     )
     add_ledger(parser)
+    known = environment()
     parser.add_argument("--host", help="only this host; default: every host of the ledger")
     parser.add_argument(
         "--queue-db",
-        default=queue_url(os.environ),
+        default=queue_url(known),
         help="database URL of the queue, for quarantined GPUs; 'none' to skip; default $GPUWARDEN_QUEUE_DB, else the "
         "queue of `gpuwarden up`",
     )
     for name, (default, title) in ADDRESSES.items():
         env = "GPUWARDEN_REMEDIATOR_" + ("PORT" if name == "remediator" else name.upper())
-        known = (split(os.environ.get(env, "")) or [default])[0]
-        if known.isdecimal():
-            known = f"http://127.0.0.1:{known}"
+        url = (split(known.get(env, "")) or [default])[0]
+        if url.isdecimal():
+            url = f"http://127.0.0.1:{url}"
         help_text = f"{title}, by ${env} of the services; 'none' to skip (default: %(default)s)"
-        parser.add_argument(f"--{name}", metavar="URL", default=known, help=help_text)
+        parser.add_argument(f"--{name}", metavar="URL", default=url, help=help_text)
     for name, (title, of) in ACCESS.items():
         env = f"GPUWARDEN_REMEDIATOR_EXPORTER_{name.upper()}"
         option = f"--exporter-{name.replace('_', '-')}"
-        parser.add_argument(option, type=of, default=os.environ.get(env) or None, help=f"{title}, or ${env}")
+        parser.add_argument(option, type=of, default=known.get(env), help=f"{title}, or ${env}")
     parser.add_argument("--json", action="store_true", help="print JSON; times are Unix seconds")
     return parser

@@ -23,7 +23,7 @@ PAGE_MAX_S = 180
 @pytest.mark.xdist_group("docs")  # pages use the default ports
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_blocks_of_the_page_work(page: Path, tmp_path: Path) -> None:
-    env = env_for_parts() | {"HOME": str(tmp_path / "home"), "PYTHONUNBUFFERED": "1"}
+    env = env_for_parts() | {"HOME": str(tmp_path / "home"), "XDG_STATE_HOME": "", "PYTHONUNBUFFERED": "1"}
     env["PATH"] = f"{CHECKOUT / '.venv/bin'}{os.pathsep}{env['PATH']}"
     folder, said = tmp_path / "work", tmp_path / "said"
     folder.mkdir()

@@ -91,9 +91,15 @@ class Run:
 
 
 def run_gpuwarden(*arguments: str) -> str:
+    done = command_of(*arguments)
+    done.check_returncode()
+    return done.stdout
+
+
+def command_of(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gpuwarden", *arguments], cwd=CHECKOUT, capture_output=True, text=True, check=True
-    ).stdout
+        [sys.executable, "-m", "gpuwarden", *arguments], cwd=CHECKOUT, capture_output=True, text=True, check=False
+    )
 
 
 def is_running(pid: int) -> bool:

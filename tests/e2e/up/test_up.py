@@ -21,7 +21,7 @@ from deploy.standalone.stack import CHECKOUT, PARTS, PORTS
 from deploy.standalone.up import command
 from testbed.docker_engine import Engine, docker_engine
 from testbed.private_engine import EnginePaths
-from tests.e2e.running import READY, Run, find_broken_runbooks, free_ports, is_running, run_gpuwarden, up
+from tests.e2e.running import READY, Run, command_of, find_broken_runbooks, free_ports, is_running, run_gpuwarden, up
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]
@@ -33,6 +33,9 @@ def test_up_answers_everywhere_stops_cleanly_and_keeps_its_data(tmp_path: Path) 
         run.ready()
         eventually(lambda: all(map(run.answers, PORTS)), "all parts answer", log=run.output)
         assert "dry run" in run.output()
+        eventually(lambda: command_of("status").returncode == 0, "status finds all parts", within_s=30, log=run.output)
+        said = command_of("status").stdout
+        assert all(f"http://127.0.0.1:{port}" in said for port in ports.values())
         armed = re.findall(r"^gpuwarden_remediator_armed.* (\S+)$", run.get("remediator", "/metrics"), re.MULTILINE)
         assert set(armed) == {"0.0"}
         beat = r"^gpuwarden_remediator_watchdog_timestamp_seconds \d"

@@ -588,5 +588,5 @@ def test_missing_ledger_setting_is_reported(
         main(said)
 
     assert ended.value.code == 2
-    output = "no ledger found: set --ledger or"
+    output = "no ledger found: start `gpuwarden up`, or set --ledger or"
     assert f"{output} $GPUWARDEN_REMEDIATOR_LEDGER" in capsys.readouterr().err
