@@ -21,7 +21,14 @@ from typing import Final, NoReturn
 
 from deploy.standalone import data_dir, docker_socket, package_data
 from deploy.standalone.config_files import Intervals, alertmanager_config, prometheus_config, web_config
-from deploy.standalone.stack import PORTS, add_systemd_units, add_watchdog, keep_token, web_address
+from deploy.standalone.stack import (
+    PORTS,
+    add_evaluation_interval,
+    add_systemd_units,
+    add_watchdog,
+    keep_token,
+    web_address,
+)
 from gpuwarden.docs_pages import RUNBOOKS, pages
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import atomic_write
@@ -36,8 +43,12 @@ KEPT_RUNBOOKS_URL: Final = ".runbooks-url"
 KEPT_OPTIONS: Final = ".options"
 _OPTIONS: Final = (
     "command", "config_dir", "data_dir", "runtime_dir", "podman", "docker", "systemd_unit",
+    "evaluation_interval_s",
     *(f"{part}_port" for part in PORTS),
 )  # fmt: skip
+OTHER_RULES_S: Final = 15
+"""Evaluation interval of rules without a remedy, seconds."""
+
 _PRIVATE: Final = frozenset({"alertmanager.yml"})
 """Files with mode 0600: they may hold the watchdog URL."""
 _RECORD: Final = ".written.json"
@@ -73,6 +84,8 @@ class Site:
     remediator_port: int
     prometheus_port: int
     alertmanager_port: int
+    evaluation_interval_s: int
+    """Of rules with a remedy."""
     watchdog_url: str | None = None
     runbooks_url: str | None = None
     """Base URL of the runbooks, if not the remediator's on loopback."""
@@ -105,7 +118,7 @@ def files(site: Site) -> dict[str, str]:
         alertmanager=f"127.0.0.1:{site.alertmanager_port}",
         prometheus=f"127.0.0.1:{site.prometheus_port}",
         rules=[etc / "rules" / "*.rules.yaml"],
-        intervals=Intervals(),
+        intervals=Intervals(evaluate_s=OTHER_RULES_S),
     )
     webhook = f"http://127.0.0.1:{site.remediator_port}/api/v1/alerts"
     runbooks = site.runbooks_url or f"http://127.0.0.1:{site.remediator_port}/{RUNBOOKS}"
@@ -119,7 +132,9 @@ def files(site: Site) -> dict[str, str]:
         "gpuwarden/remediator-web.yml": web_config("token"),
         "gpuwarden/gpuwarden.env": _fill_template("gpuwarden.env", fill),
         **{
-            f"gpuwarden/rules/{path.name}": package_data.with_runbooks_url(path, runbooks)
+            f"gpuwarden/rules/{path.name}": package_data.rule_file(
+                path, runbooks_url=runbooks, evaluation_interval_s=site.evaluation_interval_s
+            )
             for path in package_data.rules()
         },
         **{f"gpuwarden/dashboards/{path.name}": path.read_text(encoding="utf-8") for path in package_data.dashboards()},
@@ -188,6 +203,7 @@ def command(argv: list[str]) -> int:
         docker=docker,
         watched_docker="auto" if away else None,  # it may be down now
         systemd_unit=",".join(arguments.systemd_unit),
+        evaluation_interval_s=arguments.evaluation_interval_s,
         watchdog_url=arguments.watchdog_url or _stored_url(kept_url, web_address),
         runbooks_url=arguments.runbooks_url or _stored_url(kept_runbooks, _pages_url),
         **{f"{part}_port": getattr(arguments, f"{part}_port") for part in PORTS},
@@ -315,6 +331,7 @@ def _parser(kind: type[Parser]) -> argparse.ArgumentParser:
     )
     add_systemd_units(parser)
     add_watchdog(parser)
+    add_evaluation_interval(parser)
     parser.add_argument(
         "--runbooks-url",
         type=_pages_url,

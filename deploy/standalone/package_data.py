@@ -6,6 +6,8 @@ The wheel holds them below this package, because a top-level folder `alerts` in 
 from pathlib import Path
 from typing import Final
 
+import yaml
+
 from gpuwarden.docs_pages import RUNBOOKS
 
 _HERE: Final = Path(__file__).resolve().parents[1]
@@ -23,9 +25,14 @@ def rules() -> list[Path]:
     return _find_files("alerts", "*.rules.yaml")
 
 
-def with_runbooks_url(rules: Path, runbooks_url: str) -> str:
-    """Return a rule file with its runbook links below `runbooks_url`."""
-    return rules.read_text(encoding="utf-8").replace(RUNBOOKS_URL, f"{runbooks_url.rstrip('/')}/")
+def rule_file(rules: Path, *, runbooks_url: str, evaluation_interval_s: int) -> str:
+    """Return a rule file with its runbook links below `runbooks_url`, and the interval of groups with a remedy."""
+    text = rules.read_text(encoding="utf-8").replace(RUNBOOKS_URL, f"{runbooks_url.rstrip('/')}/")
+    for group in yaml.safe_load(text)["groups"]:
+        if any("remedy" in rule.get("labels", {}) for rule in group["rules"]):
+            name = f"  - name: {group['name']}\n"
+            text = text.replace(name, f"{name}    interval: {evaluation_interval_s}s\n")
+    return text
 
 
 def dashboards() -> list[Path]:

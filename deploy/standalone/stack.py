@@ -4,7 +4,7 @@ Each listens on loopback, logs to its file in the work folder and ends with its 
 
 - `run/`: $GPUWARDEN_RUNTIME_DIR unless the plan sets another. `queue/`, `ledger/`: the databases.
 - `prometheus/`, `alertmanager/`: their data; `prometheus.yml`, `alertmanager.yml`: their configuration.
-- `rules/`: the plan's rules, with the remediator's address in the runbook links.
+- `rules/`: the plan's rules, with the remediator's address in the runbook links and an evaluation interval.
 - `parts.json`: boot id, and pid with start time per part.
 - `token` (0600): bearer token of Alertmanager. `remediator-web.yml` names it.
 - `log/<part>.log`: logs.
@@ -51,6 +51,8 @@ EXECUTOR_MARGIN_S: Final = 20.0
 RESEND_S: Final = 10
 """Resend interval of Prometheus, seconds: an Alertmanager that restarts gets firing alerts again."""
 
+INTERVAL_MAX_S: Final = 60
+"""Maximum of `--evaluation-interval-s`: the scrape interval that every rule allows, seconds."""
 
 PORTS: Final[Mapping[str, int]] = {"exporter": 29835, "remediator": 9836, "alertmanager": 9093, "prometheus": 9090}
 """Default port of each listener."""
@@ -124,6 +126,22 @@ def add_watchdog(parser: argparse.ArgumentParser) -> None:
         help="also send the watchdog alert to this URL about once a minute: a service that calls an operator when it "
         "stops (default: none)",
     )
+
+
+def add_evaluation_interval(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--evaluation-interval-s`."""
+    parser.add_argument(
+        "--evaluation-interval-s",
+        type=_interval_s,
+        default=Intervals.evaluate_s,
+        help="seconds between evaluations of the rules with a remedy, 1 to 60 (default: %(default)s)",
+    )
+
+
+def _interval_s(given: str) -> int:
+    if given.isascii() and given.isdecimal() and 1 <= int(given) <= INTERVAL_MAX_S:
+        return int(given)
+    raise argparse.ArgumentTypeError(f"invalid interval {given!r}: expected 1 to {INTERVAL_MAX_S} seconds")
 
 
 def web_address(given: str) -> str:
@@ -343,7 +361,11 @@ class Chain:
         config = self.plan.work / "prometheus.yml"
         (rules := self.plan.work / "rules").mkdir(exist_ok=True)
         for file in self.plan.rules:
-            text = package_data.with_runbooks_url(file, f"{self.remediator_url}/{RUNBOOKS}")
+            text = package_data.rule_file(
+                file,
+                runbooks_url=f"{self.remediator_url}/{RUNBOOKS}",
+                evaluation_interval_s=self.plan.intervals.evaluate_s,
+            )
             atomic_write(rules / file.name, text, mode=0o644, sync=True)
         text = prometheus_config(
             host=self.plan.host,

@@ -21,9 +21,19 @@ from types import FrameType
 from typing import Final
 
 from deploy.standalone import data_dir, debian_packages, package_data
+from deploy.standalone.config_files import Intervals
 from deploy.standalone.docker_socket import Engine, NoEngine, reachable_engine
 from deploy.standalone.log_rotation import rotate
-from deploy.standalone.stack import PARTS, PORTS, Chain, ChainError, Plan, add_systemd_units, add_watchdog
+from deploy.standalone.stack import (
+    PARTS,
+    PORTS,
+    Chain,
+    ChainError,
+    Plan,
+    add_evaluation_interval,
+    add_systemd_units,
+    add_watchdog,
+)
 from deploy.standalone.supervisor import Supervisor
 from gpuwarden.db import running_up
 from gpuwarden.errors import GpuwardenError
@@ -185,6 +195,7 @@ def _plan(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
         execute={"restart_timeout_s": arguments.restart_timeout_s},
         armed=arguments.armed,
         metrics_days=arguments.metrics_days,
+        intervals=Intervals(evaluate_s=arguments.evaluation_interval_s),
         parts_dir=data / "parts" if package_data.CHECKOUT is None else debian_packages.PARTS_DIR,
         fetch=arguments.fetch_parts,
         ports={part: getattr(arguments, f"{part}_port") for part in PORTS},
@@ -292,6 +303,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_systemd_units(parser)
     add_watchdog(parser)
+    add_evaluation_interval(parser)
     parser.add_argument(
         "--restart-timeout-s",
         type=_free_bound_s,

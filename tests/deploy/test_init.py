@@ -6,10 +6,12 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from deploy.standalone import docker_socket, init
+from deploy.standalone import docker_socket, init, package_data
 from deploy.standalone.init import InitError, Site, files
 from exporter.settings import Settings as WatchSettings
 from gpuwarden.errors import GpuwardenError
@@ -21,7 +23,7 @@ SITE = Site(
     host="box1", command="/usr/bin/gpuwarden", config_dir="/etc/gpuwarden",
     data_dir="/var/lib/gpuwarden", runtime_dir="/run/gpuwarden",
     docker="none", podman="none", systemd_unit="",
-    exporter_port=1, remediator_port=2, prometheus_port=3, alertmanager_port=4,
+    exporter_port=1, remediator_port=2, prometheus_port=3, alertmanager_port=4, evaluation_interval_s=1,
 )  # fmt: skip
 
 
@@ -99,6 +101,36 @@ def test_alerts_link_to_the_given_runbooks(tmp_path: Path, capsys: pytest.Captur
         assert "127.0.0.1" not in "".join(text for file, text in linked.items() if file.startswith("gpuwarden/rules/"))
         assert written(tmp_path) == linked
     assert "only on this host" not in capsys.readouterr().out
+
+
+@pytest.mark.needs_parts
+@pytest.mark.parametrize(("options", "interval"), [([], "1s"), (["--evaluation-interval-s", "5"], "5s")])
+def test_groups_with_a_remedy_have_an_interval(tmp_path: Path, options: list[str], interval: str) -> None:
+    shipped = groups(package_data.rules())
+    written(tmp_path, "--host", "box1", *options)
+    written(tmp_path)  # keeps the option
+    rules = sorted((tmp_path / "gpuwarden" / "rules").iterdir())
+
+    acting = {
+        name for name, group in shipped.items() if any("remedy" in each.get("labels", {}) for each in group["rules"])
+    }
+    assert len(acting) > 10
+    assert all("interval" not in shipped[name] for name in acting)
+    for name, group in groups(rules).items():
+        assert group.get("interval") == (interval if name in acting else shipped[name].get("interval")), name
+    assert run_part("promtool", "check", "rules", *map(str, rules)) == []
+
+
+def groups(rules: list[Path]) -> dict[str, Any]:
+    return {group["name"]: group for file in rules for group in yaml.safe_load(file.read_text())["groups"]}
+
+
+@pytest.mark.parametrize("given", ["0", "61", "1.5", "-1", "\u0661", "x"])
+def test_invalid_evaluation_interval_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str) -> None:
+    with pytest.raises(SystemExit):
+        init.command([str(tmp_path), f"--evaluation-interval-s={given}"])
+
+    assert "expected 1 to 60 seconds" in capsys.readouterr().err
 
 
 def test_runbooks_are_written_with_every_linked_page(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_prometheus_publishes_the_health_of_its_rules(tmp_path: Path) -> None:
 
     try:
         chain.start("prometheus")
+        assert "    interval: 1s\n" in (tmp_path / "rules" / "stall.rules.yaml").read_text()
         eventually(
             lambda: published() == wanted,
             f"{wanted} are published",
