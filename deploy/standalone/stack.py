@@ -75,7 +75,7 @@ class Plan:
 
     Args:
         ports: by listener; a missing one means a free port.
-        database: PostgreSQL URL of queue and ledger; `None` for SQLite files.
+        database: PostgreSQL URL of queue and ledger, with one role; `None` for SQLite files.
         directory: $GPUWARDEN_RUNTIME_DIR.
         execute: executor settings that differ from the defaults.
         watchdog_url: receives the watchdog alert too.
@@ -170,6 +170,7 @@ class Chain:
         self.plan = plan
         self.directory = plan.directory or plan.work / "run"
         self.queue_url = plan.database or f"sqlite:///{plan.work / 'queue' / 'queue.db'}"
+        self._shared_role = ["--allow-shared-role"] if plan.database else []
         self.ledger_url = plan.database or f"sqlite:///{plan.work / 'ledger' / 'ledger.db'}"
         self.token_file = plan.work / "token"
         for part, port in plan.ports.items():
@@ -253,6 +254,7 @@ class Chain:
                 *("--web-config-file", str(self.web_config_file), "--queue-db", self.queue_url),
                 *("--listen", "127.0.0.1", "--port", _port(self.remediator_url)),
                 *("--host-lost-after-s", str(self.plan.host_lost_after_s)),
+                *self._shared_role,
             ],
         )
 
@@ -273,6 +275,7 @@ class Chain:
             *("--host-lost-after-s", str(plan.host_lost_after_s)),
             *("--alertmanager", self.alertmanager_url, "--prometheus", self.prometheus_url),
             "--armed" if armed else "--no-armed",
+            *self._shared_role,
             *(f"--systemd-unit={unit}" for unit in plan.systemd_units),
             *processes,
         ]

@@ -25,10 +25,12 @@ _OWN: Final[Mapping[str, str]] = {
     "queue": "gpuwarden.cli.queue:command",
     "events": "gpuwarden.cli.events:command",
     "gpu": "gpuwarden.cli.gpu:command",
+    "init-db": "gpuwarden.cli.init_db:command",
 }
 HELP: Final[Mapping[str, str]] = {
     "up": "run the whole chain on this host, on loopback",
     "init": "write the files for your Prometheus, Alertmanager and systemd",
+    "init-db": "create the PostgreSQL databases and roles of several hosts",
     "status": "show health, held actions and what needs an operator",
     "ledger": "show episodes with facts, decisions and actions",
     "arm": "allow remedies to act, for all or by remedy and host",

@@ -48,6 +48,8 @@ def execute(settings: ExecuteSettings) -> None:
                 "the ledger is shared but the queue is local, so job ids would mix: "
                 "set --queue-db to a PostgreSQL URL, or give each host its own --ledger"
             )
+        if not settings.allow_shared_role:
+            ledger.refuse_role_of(settings.queue_db)
         exporter = parts.enter_context(closing(ExporterClient(settings.exporter, _access(settings))))
         actuators: dict[str, Actuator] = {
             kind: DockerActuator(base_url, kind=kind) for kind, base_url in _engines(settings).items()

@@ -20,6 +20,7 @@ from remediator.ledger.intents import Intents
 from remediator.ledger.journal import Journal
 from remediator.ledger.orders import OrderBook
 from remediator.ledger.reports import Reports
+from remediator.ledger.roles import refuse_shared_role
 from remediator.ledger.run_decisions import RunDecisions
 from remediator.ledger.schema import LEDGER
 
@@ -56,6 +57,10 @@ class Ledger:
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
+
+    def refuse_role_of(self, queue_url: str) -> None:
+        """See `refuse_shared_role`."""
+        refuse_shared_role(self._engine, queue_url)
 
     def changes(self) -> Changes:
         """Watch the ledger for changes, in one thread."""

@@ -64,6 +64,11 @@ class CommonSettings(BaseSettings):
         description="database URL of the ledger: sqlite:////var/lib/gpuwarden/ledger.db for one host, "
         "postgresql://user@server/database for several"
     )
+    allow_shared_role: CliImplicitFlag[bool] = Field(
+        default=False,
+        description="start although the queue's PostgreSQL role may write the ledger; every worker can then arm hosts "
+        "(docs/how-to/secure.md)",
+    )
     host_lost_after_s: float = Field(
         default=180.0,
         ge=10,

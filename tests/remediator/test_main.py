@@ -149,7 +149,7 @@ def test_execute_accepts_supervised_processes(
 def test_second_executor_exits_1_on_postgres(
     runtime_dir: Path, postgres_url: str, run_until_sigterm: Callable[..., int]
 ) -> None:
-    databases = ["--ledger", postgres_url, "--queue-db", postgres_url]
+    databases = ["--ledger", postgres_url, "--queue-db", postgres_url, "--allow-shared-role"]
     execute = ["remediator", "execute", "--runtime-dir", str(runtime_dir), *databases, "--interval-s", "0.05"]
     ledger = Ledger.open(postgres_url)
     lock = ExecutorLock(ledger, host=HOST)
