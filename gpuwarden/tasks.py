@@ -34,7 +34,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import error_text, trace_of
 from gpuwarden.job import FINAL, LEASE_S, ItemState, JobClass, JobId, Phase, State
 from gpuwarden.queue import PRIORITY, Item, Job, JobStore, Result, Submission, keep_result
-from gpuwarden.queue.open import default_store
+from gpuwarden.queue.open import created, default_store
 from gpuwarden.queue.outcomes.fatal_errors import Hook, is_fatal
 from gpuwarden.reporter import Reporter
 
@@ -280,7 +280,7 @@ class Queue:
     def store(self) -> JobStore:
         """The open queue."""
         if self._store is None:
-            self._store = JobStore.open(self.url)
+            self._store = created(self.url)
         return self._store
 
     def serve_from(self, store: JobStore) -> None:

@@ -14,6 +14,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, format_duration, format_time, show, show_json
 from gpuwarden.queue import Event, JobStore
 from gpuwarden.queue.open import add_store, check_there
+from gpuwarden.queue.outbox import BATCH
 from gpuwarden.state_file import TEXT_MAX, is_text
 
 LOOK_S: Final = 1.0
@@ -21,7 +22,7 @@ LOOK_S: Final = 1.0
 
 
 def command(argv: list[str]) -> int:
-    """`gpuwarden events`."""
+    """`gpuwarden events`. With `--peek` it acknowledges nothing."""
     arguments = _parser().parse_args(argv)
     if not is_text(arguments.consumer):
         raise GpuwardenError(
@@ -29,15 +30,18 @@ def command(argv: list[str]) -> int:
         )
     check_there(arguments.queue_db)
     with closing(JobStore.open(arguments.queue_db, migrate=False)) as store, closing(store.changes()) as changes:
+        last: Event | None = None
         while True:
-            while events := store.outbox.events(arguments.consumer):
+            while events := store.outbox.events(arguments.consumer, limit=BATCH, after=last):
                 for event in events:
                     if arguments.json:
                         show_json(asdict(event))
                     else:
                         show(line(event))
                 sys.stdout.flush()
-                store.outbox.acknowledge(arguments.consumer, events[-1], now=store.now())
+                last = events[-1]
+                if not arguments.peek:
+                    store.outbox.acknowledge(arguments.consumer, last, now=store.now())
             if not arguments.follow:
                 return 0
             changes.wait(LOOK_S)
@@ -59,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Print the ended jobs and runs that a consumer has not seen yet, and acknowledge them.",
     )
     parser.add_argument("consumer", metavar="CONSUMER", help="any name; each consumer gets every event")
+    parser.add_argument("--peek", action="store_true", help="do not acknowledge: the next call prints them again")
     parser.add_argument("--follow", action="store_true", help="wait for further events, until Ctrl-C")
     add_json(parser)
     add_store(parser)

@@ -15,6 +15,7 @@ from typing import Any, Final
 from gpuwarden.cli.acts import add_act, add_json, add_reason, runtime_dir
 from gpuwarden.cli.progress import figures, report_of, reports, short, silence, whole
 from gpuwarden.clock import stamp
+from gpuwarden.errors import GpuwardenError
 from gpuwarden.fields import made_from
 from gpuwarden.format import (
     Parser,
@@ -28,7 +29,7 @@ from gpuwarden.format import (
 )
 from gpuwarden.job import ATTEMPTS_MAX, FINAL, STALL_TIMEOUT_S, JobClass, JobId, State
 from gpuwarden.queue import PRIORITY, BlockedError, Job, JobStore, Submission
-from gpuwarden.queue.open import current, existing
+from gpuwarden.queue.open import created, current, existing
 from gpuwarden.state_file import JobFile
 from gpuwarden.worker import job_logs
 
@@ -50,21 +51,28 @@ def command(argv: list[str]) -> int:
     if arguments.act is _submit:
         arguments.submission = _submission(arguments)  # invalid values are reported without a queue
     asks = arguments.act in (_list, _show, _wait, _logs)
-    opened = existing if asks else JobStore.open if arguments.act is _submit else current
+    opened = existing if asks else created if arguments.act is _submit else current
     with closing(opened(arguments.queue_db)) as store:
         act: _Act = arguments.act
         return act(store, arguments)
 
 
 def _submission(arguments: argparse.Namespace) -> Submission:
-    return made_from(
+    submission: Submission = made_from(
         arguments,
         Submission,
+        payload=arguments.payload or {},
         job_class=None if arguments.job_class is None else JobClass(arguments.job_class),
         reports_steps=not arguments.no_steps,
         run_id=arguments.run,
         needs=tuple(arguments.needs),
     )
+    if arguments.payload is None and arguments.model is None:
+        raise GpuwardenError(
+            "nothing to do: give the --payload that the worker's handler reads. For a function of a gpuwarden.Queue it "
+            """is '{"task": "NAME", "arguments": {}}'; for a handler that reads nothing it is '{}'"""
+        )
+    return submission
 
 
 def _submit(store: JobStore, arguments: argparse.Namespace) -> int:
@@ -303,7 +311,7 @@ def _parser() -> argparse.ArgumentParser:
         "--model",
         help="model that the job needs; workers that have loaded this model claim the job first; default: none",
     )
-    submit.add_argument("--payload", type=_object, default={}, help="JSON object for the handler; default: {}")
+    submit.add_argument("--payload", type=_object, help="JSON object for the handler; required without --model")
     submit.add_argument("--run", help="run of the job; a failed job fails its run; default: none")
     submit.add_argument(
         "--needs", action="append", default=[], type=int, metavar="JOB",

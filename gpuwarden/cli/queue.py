@@ -11,9 +11,11 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, format_duration, format_time, operator_name, show, show_json, table
 from gpuwarden.job import JobClass, State
 from gpuwarden.queue import JobStore, QueueSettings
-from gpuwarden.queue.open import current, existing
+from gpuwarden.queue.open import created, current, existing
 
 _Act = Callable[[argparse.Namespace], int]
+
+ENDS: Final = (State.COMPLETED, State.FAILED, State.CANCELLED)
 
 NOTHING: Final = "none"
 """The value that removes a setting."""
@@ -21,10 +23,11 @@ NOTHING: Final = "none"
 
 @dataclass(frozen=True, kw_only=True)
 class QueueRow:
-    """One queue as it is listed. `jobs` has those that are not over, by state; ages are seconds."""
+    """One queue as it is listed. `jobs` has unfinished jobs by state, `ended` the others; ages are seconds."""
 
     queue: str
     jobs: Mapping[State, int]
+    ended: Mapping[State, int]
     oldest_s: float | None
     workers: int
     busy: int
@@ -39,11 +42,12 @@ def command(argv: list[str]) -> int:
 
 
 def rows(store: JobStore) -> Iterator[QueueRow]:
-    """Queues with unfinished jobs, workers or settings, by name."""
+    """Queues with jobs, workers or settings, by name."""
     now = store.now()
-    waiting, snapshot = store.counts.waiting(), store.counts.snapshot(now=now)
+    waiting, snapshot, ended = store.counts.waiting(), store.counts.snapshot(now=now), store.counts.ended()
     settings = {each.queue: each for each in store.queue_settings.all()}
-    for queue in sorted({*waiting, *(name for name, _ in snapshot.at_work), *snapshot.workers, *settings}):
+    with_jobs = (name for name, _ in (*snapshot.at_work, *ended))
+    for queue in sorted({*waiting, *with_jobs, *snapshot.workers, *settings}):
         jobs = {state: count for (name, state), count in snapshot.at_work.items() if name == queue}
         oldest_at = None
         if queue in waiting:
@@ -53,6 +57,7 @@ def rows(store: JobStore) -> Iterator[QueueRow]:
         yield QueueRow(
             queue=queue,
             jobs=dict(sorted(jobs.items(), key=lambda each: list(State).index(each[0]))),
+            ended={state: ended.get((queue, state), 0) for state in ENDS},
             oldest_s=None if oldest_at is None else max(0.0, now - oldest_at),
             workers=0 if workers is None else sum(workers.by_state.values()) - workers.by_state["gone"],
             busy=0 if workers is None else workers.busy,
@@ -76,9 +81,11 @@ def _list(arguments: argparse.Namespace) -> int:
             notes.append(_describe(each.settings))
         oldest = "-" if each.oldest_s is None else format_duration(each.oldest_s)
         busy = f"{each.busy} of {each.workers}"
-        lines.append((each.queue, str(queued), oldest, str(waiting), str(running), busy, ", ".join(notes)))
+        counts = (str(waiting), str(running), *map(str, each.ended.values()))
+        lines.append((each.queue, str(queued), oldest, *counts, busy, ", ".join(notes)))
     if lines:
-        show(*table(("QUEUE", "QUEUED", "OLDEST", "WAITING", "RUNNING", "BUSY", "OTHER, SETTINGS"), lines))
+        ends = (state.upper() for state in ENDS)
+        show(*table(("QUEUE", "QUEUED", "OLDEST", "WAITING", "RUNNING", *ends, "BUSY", "OTHER, SETTINGS"), lines))
     return 0
 
 
@@ -97,7 +104,7 @@ def _set(arguments: argparse.Namespace) -> int:
     named = {name: value for name in _SETTINGS if (value := getattr(arguments, name)) is not None}
     if not named:
         raise GpuwardenError("missing --class, --budget-s or --lost-hold-s")
-    with closing(JobStore.open(arguments.queue_db)) as store:
+    with closing(created(arguments.queue_db)) as store:
         kept = next((each for each in store.queue_settings.all() if each.queue == arguments.queue), None)
         before: dict[str, Any] = {} if kept is None else asdict(kept)
         its = {name: named.get(name, before.get(name)) for name in _SETTINGS}
@@ -122,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="gpuwarden queue", description="List queues and change their settings.")
     acts = parser.add_subparsers(required=True)
 
-    listing = add_act(acts, "list", _list, "list queues with unfinished jobs, workers and settings")
+    listing = add_act(acts, "list", _list, "list queues with their jobs, workers and settings")
     add_json(listing)
 
     setting = add_act(acts, "set", _set, "change settings of a queue; others are kept")

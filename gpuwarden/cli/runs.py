@@ -27,7 +27,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, count_of, format_duration, format_time, operator_name, show, show_json, table
 from gpuwarden.job import FINAL, ItemState, JobClass, State
 from gpuwarden.queue import JobStore, Run, Submission
-from gpuwarden.queue.open import current, existing
+from gpuwarden.queue.open import created, current, existing
 
 _Act = Callable[[argparse.Namespace], int]
 
@@ -136,7 +136,7 @@ def _submit(arguments: argparse.Namespace) -> int:
     if run_id is None:
         raise RunFileError(f'{arguments.file} names no run: add "run": "NAME", or give --run NAME')
     wrangled = _machine_wrangles() if arguments.wrangle is None else arguments.wrangle
-    with closing(JobStore.open(arguments.queue_db)) as store:
+    with closing(created(arguments.queue_db)) as store:
         ids = store.runs.submit_run(run_id, submissions, needs=needs, wrangled=wrangled, now=store.now())
     if arguments.json:
         show_json({"run": run_id, "jobs": ids})

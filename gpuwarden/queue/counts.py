@@ -1,4 +1,4 @@
-"""Counts of the queue for operators and for Prometheus. No statement reads finished jobs.
+"""Counts of the queue for operators and for Prometheus. Only `ended` reads finished jobs.
 
 `waiting` grows with the claimable jobs, about 200 ms for a million. `failing` grows with the item outcomes of wrangled
 runs. All others are cheap.
@@ -142,6 +142,11 @@ class Counts(QueueBase):
                 row[0]: ClaimableJobs(jobs=int(row[1]), oldest_at=row[2]) for row in connection.execute(*_waiting())
             }
 
+    def ended(self) -> dict[tuple[str, State], int]:
+        """Ended jobs by queue and state."""
+        with reading(self._engine) as connection:
+            return {(row[0], State(row[1])): int(row[2]) for row in connection.execute(*_ended())}
+
     def failing(self) -> Failing:
         """Workers that failed items, at most `FAILING_MAX`."""
         with reading(self._engine) as connection:
@@ -214,6 +219,12 @@ def _group_workers(rows: Sequence[Row[Any]]) -> dict[str, WorkerCounts]:
 def _waiting() -> Executable:
     claimable = sql.is_in({State.QUEUED})
     return select(JOBS.c.queue, func.count(), func.min(JOBS.c.queued_at)).where(claimable).group_by(JOBS.c.queue)
+
+
+@Prepared
+def _ended() -> Executable:
+    over = select(JOBS.c.queue, JOBS.c.state, func.count()).where(JOBS.c.ended_at.is_not(None))
+    return over.group_by(JOBS.c.queue, JOBS.c.state)
 
 
 def _failing() -> Select[Any]:

@@ -1,6 +1,7 @@
 """Where commands find the queue, and how they open it."""
 
 import argparse
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,22 +25,32 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 
 def default_store() -> str:
-    """`$GPUWARDEN_QUEUE_DB`, else the running `gpuwarden up`'s, else an SQLite file in this user's data folder.
+    """`$GPUWARDEN_QUEUE_DB`, else the running `gpuwarden up`'s, else an SQLite file in this user's data folder."""
+    if url := environment().get(QUEUE_ENV):
+        return url
+    return f"sqlite:///{_file_of_user()}"
+
+
+def created(url: str) -> JobStore:
+    """Open a queue; create it and the folder of the default file if they are missing.
 
     Raises:
-        GpuwardenError: the folder cannot be created.
+        GpuwardenError: it cannot be created or opened.
     """
-    known = environment()
-    if url := known.get(QUEUE_ENV):
-        return url
-    data = Path(known.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "gpuwarden"
-    try:
-        data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise GpuwardenError(
-            f"no folder for the queue ({error}): set $GPUWARDEN_QUEUE_DB to its database URL"
-        ) from None
-    return f"sqlite:///{data / 'queue.db'}"
+    with suppress(RuntimeError):  # no home folder
+        file = _file_of_user()
+        try:
+            if url == f"sqlite:///{file}":
+                file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise GpuwardenError(
+                f"no folder for the queue ({error}): set $GPUWARDEN_QUEUE_DB to its database URL"
+            ) from None
+    return JobStore.open(url)
+
+
+def _file_of_user() -> Path:
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "gpuwarden" / "queue.db"
 
 
 def existing(url: str) -> JobStore:

@@ -21,12 +21,14 @@ BATCH: Final = 500
 class Outbox(QueueBase):
     """Events for programs that continue after a job: see `docs/reference/python-api.md`."""
 
-    def events(self, consumer: str, *, limit: int = BATCH) -> list[Event]:
-        """The next events that this consumer has not acknowledged, oldest first."""
+    def events(self, consumer: str, *, limit: int = BATCH, after: Event | None = None) -> list[Event]:
+        """The next events that this consumer has not acknowledged, oldest first, and only those after `after`."""
         self.place_events()
         seen = select(CONSUMERS.c.position).where(CONSUMERS.c.consumer == consumer).scalar_subquery()
         with reading(self._engine) as connection:
             next_ones = select(OUTBOX_EVENTS).where(OUTBOX_EVENTS.c.position > func.coalesce(seen, 0))
+            if after is not None:
+                next_ones = next_ones.where(OUTBOX_EVENTS.c.position > after.position)
             rows = connection.execute(next_ones.order_by(OUTBOX_EVENTS.c.position).limit(limit))
             return [to_event(row) for row in rows]
 

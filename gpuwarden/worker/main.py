@@ -21,8 +21,8 @@ from gpuwarden.fields import made_from
 from gpuwarden.files import atomic_write
 from gpuwarden.format import Help, Parser, error_text
 from gpuwarden.job import EXIT_DISOWNED, EXIT_FATAL, FRESH_S, HEARTBEAT_S, LEASE_S, Condition
-from gpuwarden.queue import DrainedError, JobStore, ReplacedError, is_gpu
-from gpuwarden.queue.open import default_store
+from gpuwarden.queue import DrainedError, ReplacedError, is_gpu
+from gpuwarden.queue.open import created, default_store
 from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key
 from gpuwarden.tasks import Queue
 from gpuwarden.worker import job_logs
@@ -106,7 +106,7 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
         heartbeat_s=settings.heartbeat_s,
     )
     with reporter:
-        store = answer(lambda: JobStore.open(arguments.queue_db), worker=settings.name, stop=stop, reporter=reporter)
+        store = answer(lambda: created(arguments.queue_db), worker=settings.name, stop=stop, reporter=reporter)
         if isinstance(body, Queue):
             body.serve_from(store)
         try:

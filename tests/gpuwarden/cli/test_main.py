@@ -125,7 +125,7 @@ def test_unexpected_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_closed_pipe_prints_no_traceback(url: str) -> None:
     for _ in range(2):
-        assert main(["job", "submit", "--queue-db", url]) == 0
+        assert main(["job", "submit", "--queue-db", url, "--payload", "{}"]) == 0
     read_end, write_end = os.pipe()
     os.close(read_end)
 
@@ -145,7 +145,7 @@ def test_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str) -
     options = ["--queue", "video", "--class", "gpu_video", "--model", "svd", "--run", "r1", "--priority", "5"]
     figures = ["--steps-total", "20", "--budget-s", "60", "--attempts-max", "4", "--payload", '{"prompt": "a cat"}']
     assert run(capsys, "job", "submit", "--queue-db", url, *options, *figures) == (0, "1\n", "")
-    assert run(capsys, "job", "submit", "--queue-db", url) == (0, "2\n", "")
+    assert run(capsys, "job", "submit", "--queue-db", url, "--payload", "{}") == (0, "2\n", "")
 
     code, out, _ = run(capsys, "job", "list", "--queue-db", url, "--json")
 
@@ -166,7 +166,7 @@ def test_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str) -
 
 
 def test_table_has_one_line_per_job_under_its_heading(capsys: pytest.CaptureFixture[str], url: str) -> None:
-    run(capsys, "job", "submit", "--queue-db", url, "--no-steps")
+    run(capsys, "job", "submit", "--queue-db", url, "--no-steps", "--payload", "{}")
 
     _, out, _ = run(capsys, "job", "list", "--queue-db", url)
 
@@ -188,7 +188,7 @@ def test_queue_url_may_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv("GPUWARDEN_QUEUE_DB", url)
 
-    assert run(capsys, "job", "submit") == (0, "1\n", "")
+    assert run(capsys, "job", "submit", "--payload", "{}") == (0, "1\n", "")
 
 
 @pytest.mark.parametrize(
@@ -199,9 +199,10 @@ def test_queue_url_may_come_from_the_environment(
         pytest.param(
             ["--queue-db", "x", "--class", "tpu"], 2, "'tpu' is unknown; did you mean gpu?", id="no such class"
         ),
-        pytest.param(["--queue-db", "x"], 1, "invalid database URL 'x'", id="invalid URL"),
+        pytest.param(["--queue-db", "x", "--payload", "{}"], 1, "invalid database URL 'x'", id="invalid URL"),
         pytest.param(["--queue-db", "x", "--attempts-max", "0"], 1, "attempts_max 0 is invalid", id="no attempts"),
         pytest.param(["--queue-db", "x", "--budget-s", "inf"], 1, "budget_s inf is invalid", id="infinite budget"),
+        pytest.param(["--queue-db", "x"], 1, "nothing to do: give the --payload", id="no payload and no model"),
         pytest.param(["--queue-db", "x", "--model", "\udcff"], 1, r"model '\udcff' is invalid", id="a model in bytes"),
     ],
 )

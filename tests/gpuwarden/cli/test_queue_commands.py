@@ -110,6 +110,31 @@ def test_reading_and_changing_commands_create_no_queue(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("said", [*ASKS, *CHANGES], ids=" ".join)
+def test_reading_and_changing_commands_create_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    monkeypatch.delenv("GPUWARDEN_QUEUE_DB", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+    assert main(said) == 1
+
+    assert f"no queue database at {tmp_path}/data/gpuwarden/queue.db" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_submission_creates_the_queue_of_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GPUWARDEN_QUEUE_DB", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+    assert main(["job", "submit", "--payload", "{}"]) == 0
+
+    assert capsys.readouterr().out == "1\n"
+    assert (tmp_path / "data" / "gpuwarden").stat().st_mode & 0o777 == 0o700
+
+
 # --- jobs
 
 
@@ -220,8 +245,9 @@ def test_watched_list_follows_changes(store: JobStore, url: str, spawn: Callable
 
 
 def test_job_with_needs_waits_and_shows_them(store: JobStore, cli: Cli) -> None:
-    first, second = (int(cli("job", "submit", "--run", "r1")[1]) for _ in range(2))
-    code, third, _ = cli("job", "submit", "--run", "r1", "--needs", str(first), "--needs", str(second))
+    first, second = (int(cli("job", "submit", "--run", "r1", "--payload", "{}")[1]) for _ in range(2))
+    needs = ("--needs", str(first), "--needs", str(second))
+    code, third, _ = cli("job", "submit", "--run", "r1", "--payload", "{}", *needs)
     assert code == 0
     complete(store, claim(store), frames=[1, 2])
 
@@ -235,7 +261,7 @@ def test_job_with_needs_waits_and_shows_them(store: JobStore, cli: Cli) -> None:
     done = cli("job", "show", str(first))[1].splitlines()
     assert 'result    {"frames": [1, 2]}' in done
     assert any(line.startswith("ended ") and line.endswith("after an attempt of 1 min") for line in done)
-    assert cli("job", "submit", "--needs", str(first))[::2] == (
+    assert cli("job", "submit", "--payload", "{}", "--needs", str(first))[::2] == (
         1, "gpuwarden job: a job that needs other jobs must be in their run: set the run\n",
     )  # fmt: skip
 
@@ -244,7 +270,7 @@ def test_class_of_a_job_defaults_to_its_queue(store: JobStore, cli: Cli) -> None
     assert cli("queue", "set", "sweeps", "--class", "ingest", "--budget-s", "60")[0] == 0
 
     for options in (["--queue", "sweeps"], ["--queue", "load"], [], ["--class", "cpu"]):
-        assert cli("job", "submit", *options)[0] == 0
+        assert cli("job", "submit", "--payload", "{}", *options)[0] == 0
 
     assert [job.job_class for job in store.jobs()] == ["ingest", "ingest_load", "gpu", "cpu"]
     assert store.job(1).budget_s == 60
@@ -313,19 +339,29 @@ def test_queues_are_listed_with_jobs_workers_and_settings(store: JobStore, cli: 
     store.runs.submit(Submission(queue="done"), now=now)
     complete(store, claim(store, "done", now=now))
     store.claims.heartbeat(host=HOST, worker="w-done", queue="done", incarnation="i-done", model=None, now=now)
+    for _ in range(2):
+        store.admin.cancel(submit(store, queue="old"), reason="", now=now)
+    submit(store, queue="old")
+    failed = claim(store, "old", now=now)
+    assert store.claims.fail_by_worker(failed.job_id, attempt=1, incarnation="i-old", reason="boom", now=now)
     cli("queue", "set", "video", "--class", "gpu_video", "--lost-hold-s", "600")
 
     code, out, _ = cli("queue", "list")
     rows = {each["queue"]: each for each in parsed(cli("queue", "list", "--json")[1])}
 
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["QUEUE", "cpu", "done", "gpu", "video"]
+    assert [line.split()[0] for line in out.splitlines()] == ["QUEUE", "cpu", "done", "gpu", "old", "video"]
     assert rows["gpu"]["jobs"] == {"queued": 3, "running": 1}
     assert rows["gpu"]["oldest_s"] == pytest.approx(90, abs=30)
     assert (rows["gpu"]["busy"], rows["gpu"]["workers"]) == (1, 2)
     assert rows["cpu"]["jobs"] == {"waiting": 1, "running": 1, "blocked": 1}
     assert (rows["cpu"]["busy"], rows["cpu"]["workers"]) == (0, 0), "not seen for 31 s"
     assert (rows["done"]["jobs"], rows["done"]["oldest_s"]) == ({}, None)
+    assert rows["done"]["ended"] == {"completed": 1, "failed": 0, "cancelled": 0}
+    assert rows["old"]["ended"] == {"completed": 0, "failed": 1, "cancelled": 2}
+    assert next(line.split()[1:8] for line in out.splitlines() if line.startswith("old")) == [
+        "0", "-", "0", "0", "0", "1", "2"
+    ]  # fmt: skip
     assert rows["video"]["settings"]["set_by"].startswith("ann@")
     assert rows["video"]["settings"]["set_at"] == pytest.approx(now, abs=60)
     assert "class gpu_video, lost hold 600 s (set " in out
@@ -552,6 +588,20 @@ def test_each_consumer_gets_every_event_once(store: JobStore, cli: Cli) -> None:
     assert [each["kind"] for each in parsed(cli("events", "mailer", "--json")[1])] == ["cancelled"]
     assert store.outbox.consumers() == {"mailer": 0, "other": 1}
     assert cli("events", "\t")[0] == 1
+
+
+def test_peek_prints_every_event_and_acknowledges_none(
+    store: JobStore, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuwarden.cli.events.BATCH", 2)
+    for _ in range(5):
+        store.admin.cancel(submit(store), reason="", now=NOW)
+
+    first, second = (parsed(cli("events", "mailer", "--peek", "--json")[1]) for _ in range(2))
+
+    assert [each["job_id"] for each in first] == [1, 2, 3, 4, 5]
+    assert first == second == parsed(cli("events", "mailer", "--json")[1])
+    assert cli("events", "mailer", "--peek") == (0, "", "")
 
 
 def test_events_are_followed(store: JobStore, url: str, spawn: Callable[..., subprocess.Popen[str]]) -> None:

@@ -18,7 +18,7 @@ from gpuwarden.cli.main import main
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import JobClass, State
 from gpuwarden.queue import Job, JobStore, SubmissionError
-from gpuwarden.queue.open import default_store
+from gpuwarden.queue.open import created, default_store
 from gpuwarden.reporter import Reporter
 from gpuwarden.tasks import JobFailedError, JobTimeoutError, Queue, TaskError, current
 from gpuwarden.worker import job_logs
@@ -284,11 +284,11 @@ def test_default_queue_is_a_file_of_this_user(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
     assert default_store() == f"sqlite:///{tmp_path}/data/gpuwarden/queue.db"
+    Queue().store.close()
     assert (tmp_path / "data/gpuwarden").stat().st_mode & 0o777 == 0o700
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data/gpuwarden/queue.db"))
-    (tmp_path / "data/gpuwarden/queue.db").touch()
     with pytest.raises(GpuwardenError, match=r"no folder for the queue .*: set \$GPUWARDEN_QUEUE_DB"):
-        default_store()
+        created(default_store())
 
 
 def test_host_without_set_up_uses_a_folder_of_this_user(
