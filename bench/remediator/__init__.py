@@ -1,4 +1,6 @@
-"""The remediator's webhook under load: a constant rate, a burst, and many hosts that fail at once.
+"""The remediator under load: webhook calls at a constant rate and in a burst, and many hosts that fail at once.
+
+What open episodes that wait for a person cost the executor, and how long a new hang waits behind them.
 
 `gpuwarden remediator serve` stores every alert as a row. Debian's `webhook`, which runs a script per call and stores
 nothing, is measured in the same run for comparison.
@@ -17,7 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from bench.figures import BenchError, Figure, Place, figure, progress, time_calls_ms, wait_until
-from bench.remediator import peer, storm
+from bench.remediator import peer, storm, waiting
 from bench.remediator.openloop import Answered, at_rate, flat_out, request
 from bench.webhook import ALERT
 from deploy.standalone.stack import Chain, Plan
@@ -30,7 +32,7 @@ SYNCS: Final = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Rounds, calls per second, durations, alerts per call, connections, hosts."""
+    """Rounds, calls per second, durations, alerts per call, connections, hosts, episodes that wait, new hangs."""
 
     rounds: int = 3
     rate: float = 200.0
@@ -41,6 +43,9 @@ class Load:
     burst_s: float = 30.0
     burst_alerts: int = 50
     hosts: int = 1500
+    waiting: int = 1000
+    waiting_s: float = 20.0
+    hangs: int = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +66,7 @@ class Server:
 
 
 def measure(places: list[Place], load: Load = Load()) -> Iterator[Figure]:
-    """Measure SQLite and PostgreSQL on disk, and Debian's webhook, in turns."""
+    """Measure SQLite and PostgreSQL on disk, Debian's webhook in turns, then the executor."""
     disk = places[0]
     yield figure("remediator", f"the disk's own sync of 4 KiB, {disk.name}", "ms", _sync_times(disk.folder))
     with ExitStack() as stack:
@@ -85,6 +90,15 @@ def measure(places: list[Place], load: Load = Load()) -> Iterator[Figure]:
             found.create("storm")
             with _ours(disk.folder / "storm", "PostgreSQL", found.url("storm")) as server:
                 yield from storm.measure(_chain(server), partial(_send, server), hosts=load.hosts)
+        databases: dict[str, str | None] = {"SQLite": None}
+        if isinstance(found, Postgres):
+            found.create("waiting")
+            databases["PostgreSQL"] = found.url("waiting")
+        for name, database in databases.items():
+            work = disk.folder / f"waiting-{name}"
+            yield from waiting.measure(
+                work, name, database, waiting=load.waiting, hangs=load.hangs, for_s=load.waiting_s
+            )
 
 
 def _measure_rates(servers: list[Server], load: Load) -> Iterator[Figure]:

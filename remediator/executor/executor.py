@@ -5,9 +5,10 @@ Only timers are lost, and they restart. With a shared ledger, executors also hol
 """
 
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,6 +28,7 @@ from remediator.executor.hosts import HostLiveness
 from remediator.executor.housekeeping import Housekeeping
 from remediator.executor.limits import RemedyLimits
 from remediator.executor.lock import ExecutorLock
+from remediator.executor.pace import Pace
 from remediator.executor.perform import Performer
 from remediator.executor.process_episode import EpisodeProcessor
 from remediator.executor.stages import CaptureBeforeStop, CheckSilences, Hold, RecordWait
@@ -43,7 +45,8 @@ POLL_S: Final = 0.1
 """Interval between checks for a changed ledger, seconds."""
 
 MAX_CONCURRENT: Final = 8
-"""Episodes processed at the same time."""
+MAX_WAITING: Final = 2
+"""Episodes processed at the same time: those that come first, and those that wait."""
 
 SLOW_CHECK_S: Final = 10.0
 """Interval between checks of a silent host, and between counts of the items of a failing run, seconds."""
@@ -79,6 +82,20 @@ class LoopSettings:
     """Retention of closed episodes; 0 keeps all."""
 
 
+@dataclass(frozen=True)
+class Pools:
+    """Threads of the executor. None waits for another."""
+
+    first: ThreadPoolExecutor
+    """New episodes and started acts."""
+
+    waiting: ThreadPoolExecutor
+    counting: ThreadPoolExecutor
+    """Episodes about a run, which count its items."""
+
+    sweeping: ThreadPoolExecutor
+
+
 class Executor:
     """Processes the open episodes of one host."""
 
@@ -103,6 +120,7 @@ class Executor:
             is_closing=self._closing.is_set,
         )
         self.processor = self._processor(clients)
+        self._pace = Pace(self.clock)
         self._running: dict[int, Future[None]] = {}
         self._next_tick_s = self._next_sweep_s = self._next_slow_check_s = 0.0
 
@@ -162,16 +180,14 @@ class Executor:
             DatabaseError: the ledger cannot be watched at the start. Later outages are retried.
             NewerTablesError: a newer gpuwarden migrated the ledger. Running steps end and no new one begins.
         """
-        with (
-            closing(self._ledger.changes()) as changes,
-            ThreadPoolExecutor(MAX_CONCURRENT, thread_name_prefix="episode") as pool,
-            # Restarts must not wait for the counts of a run or for a sweep of the queue.
-            ThreadPoolExecutor(1, thread_name_prefix="run") as counting,
-            ThreadPoolExecutor(1, thread_name_prefix="sweep") as sweeping,
-        ):
+        with ExitStack() as stack:
+            changes = stack.enter_context(closing(self._ledger.changes()))
+            sizes = {"episode": MAX_CONCURRENT, "waiting": MAX_WAITING, "run": 1, "sweep": 1}
+            threads = (ThreadPoolExecutor(count, thread_name_prefix=name) for name, count in sizes.items())
+            pools = Pools(*(stack.enter_context(each) for each in threads))
             while not self._closing.is_set():
                 try:
-                    self._tick(changes, pool, counting, sweeping)
+                    self._tick(changes, pools)
                 except NewerTablesError:
                     self._closing.set()
                     raise
@@ -183,9 +199,7 @@ class Executor:
                     log.exception("unexpected error")
                     self._pause()
 
-    def _tick(
-        self, changes: Changes, pool: ThreadPoolExecutor, counting: ThreadPoolExecutor, sweeping: ThreadPoolExecutor
-    ) -> None:
+    def _tick(self, changes: Changes, pools: Pools) -> None:
         if changes.wait(POLL_S):
             self._next_tick_s = 0.0
         now_s = self.clock.now_s()
@@ -196,50 +210,66 @@ class Executor:
             self._next_tick_s = now_s + self._settings.interval_s
             self.housekeeping.beat()
             changes.any()  # skip our own heartbeat
-            self.reconcile(pool, counting)
+            self.reconcile(pools)
         else:
             self.clock.tick()
         if now_s >= self._next_sweep_s:
             self._next_sweep_s = now_s + self._settings.sweep_interval_s
-            self.housekeeping.sweep_in_background(sweeping)
+            self.housekeeping.sweep_in_background(pools.sweeping)
             self.housekeeping.delete_old()
 
-    def reconcile(self, pool: ThreadPoolExecutor, counting: ThreadPoolExecutor) -> None:
-        """Take new alerts, and submit every open episode that is due and not yet running.
-
-        Episodes about a run use `counting`, others `pool`. A slow stop delays only its own episode.
-        """
+    def reconcile(self, pools: Pools) -> None:
+        """Take new alerts, and submit the open episodes that are due. A slow stop delays only its own episode."""
         self.clock.tick()
         self._forget_finished()
         while self._ledger.inbox.take_new(self._host, now=self._ledger.now()):
-            pass
-        episodes = [each for each in self._ledger.episodes.list_open(self._host) if each.subject is not Subject.HOST]
+            self.clock.tick()
         checks_slow = self.clock.now_s() >= self._next_slow_check_s
         if checks_slow:
             self.liveness.set_silent(self._ledger.episodes.about_silent_hosts())
             self._next_slow_check_s = self.clock.now_s() + SLOW_CHECK_S
         if self._ledger.shared:
             self.liveness.observe()
-        self.housekeeping.renew_fences(episodes)
-        known = {each.episode_id for each in (*episodes, *self.liveness.silent_episodes)}
-        self._timers.forget(known)
-        for episode in episodes:
-            if episode.episode_id not in self._running and self._is_due(episode):
-                threads = counting if episode.subject is Subject.RUN else pool
-                self._running[episode.episode_id] = threads.submit(self.process_episode, episode)
-        for episode in self.liveness.silent_episodes:
+        found = self._ledger.episodes.survey(self._host)
+        silent = self.liveness.silent_episodes
+        self._timers.forget({*(each.episode_id for each in found), *(each.episode_id for each in silent)})
+        orders = self.processor.facts.orders = self._ledger.orders.current()
+        due = self._pace.due(found, running=self._running, orders=orders)
+        if due.left:
+            self._next_tick_s = 0.0
+        runs = [each.episode_id for each in found if each.subject == Subject.RUN and self._is_due(each.episode_id)]
+        acting = [each.episode_id for each in found if each.acting]
+        episodes = {
+            each.episode_id: each
+            for each in self._ledger.episodes.read_open([*{*due.first, *due.waiting, *runs, *acting}])
+        }
+        self.housekeeping.renew_fences([episodes[each] for each in acting if each in episodes])
+        for threads, process, its in (
+            (pools.first, self.process_episode, due.first),
+            (pools.waiting, self._process_waiting, due.waiting),
+            (pools.counting, self.process_episode, runs),
+        ):
+            for each in its:
+                if each in episodes:
+                    self._running[each] = threads.submit(process, episodes[each])
+        for episode in silent:
             if checks_slow and episode.episode_id not in self._running:
-                self._running[episode.episode_id] = pool.submit(self.process_episode, episode)
+                self._running[episode.episode_id] = pools.first.submit(self.process_episode, episode)
+
+    def _process_waiting(self, episode: Episode) -> None:
+        began_s = time.thread_time()
+        self.process_episode(episode)
+        self._pace.spend(time.thread_time() - began_s)
 
     def process_episode(self, episode: Episode) -> None:
         """Process one episode. Threads process different episodes at the same time."""
         self.processor.process(episode)
 
-    def _is_due(self, episode: Episode) -> bool:
-        """Whether to process an episode now. Counting a run costs more with more items, so it is due less often."""
-        if episode.subject is not Subject.RUN:
-            return True
-        now_s, timers = self.clock.now_s(), self._timers.of(episode.episode_id)
+    def _is_due(self, episode_id: int) -> bool:
+        """Whether to process an episode about a run. Counting many items is expensive, so it is due less often."""
+        now_s, timers = self.clock.now_s(), self._timers.of(episode_id)
+        if episode_id in self._running:
+            return False
         if timers.counted_at_s is not None and now_s - timers.counted_at_s < SLOW_CHECK_S:
             return False
         timers.counted_at_s = now_s

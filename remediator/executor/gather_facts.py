@@ -18,6 +18,7 @@ from remediator.executor.perform import LOSE
 from remediator.executor.timers import Timers
 from remediator.ledger.ledger import Ledger
 from remediator.plan import ContainerState, Episode, Facts, HostFacts, JobFacts, Limits, RunFacts, Stage, Subject
+from remediator.remedies.guards import Orders
 
 FACTS_S: Final = 30.0
 """Older facts are read again before any action, seconds. Suspended time counts."""
@@ -51,6 +52,8 @@ class FactsReader:
         self._timers = timers
         self._liveness = liveness
         self._clock = clock
+        self.orders: Orders | None = None
+        """The orders of this round, for episodes without an intent. A begin reads them again."""
 
     def of_container(self, episode: Episode) -> Facts:
         """Facts of a worker, a server or a container with a VRAM budget."""
@@ -78,7 +81,7 @@ class FactsReader:
         limits = self._limits.limits_of(episode.remedy)
         listener, deaf = _find_signal_target(limits, episode, evidence, container)
         return Facts(
-            armed=self._armed(episode.remedy),
+            armed=self._armed(episode),
             limits=limits,
             episode=episode,
             evidence=evidence,
@@ -109,7 +112,7 @@ class FactsReader:
             run = RunFacts(tally=queue.tally(episode.worker, now=queue.now()), decided=decided, done=done)
         except GpuwardenError as error:
             unknown = str(error)
-        return self._without_container(episode, armed=self._armed(episode.remedy), unknown=unknown, run=run)
+        return self._without_container(episode, armed=self._armed(episode), unknown=unknown, run=run)
 
     def of_host(self, episode: Episode) -> Facts:
         """Facts of a silent host. A host acts for another host only if both are armed."""
@@ -153,9 +156,10 @@ class FactsReader:
             unknown=unknown,
         )
 
-    def _armed(self, remedy: str) -> bool:
-        """Whether a remedy is armed on this host, by the ledger's current orders."""
-        return self._ledger.orders.current().armed(host=self._host, remedy=remedy)
+    def _armed(self, episode: Episode) -> bool:
+        """Whether the remedy of an episode is armed on this host."""
+        orders = self.orders if episode.free is None else None
+        return (orders or self._ledger.orders.current()).armed(host=self._host, remedy=episode.remedy)
 
     def _evidence(self, episode: Episode, unknown: list[str]) -> tuple[WorkerFacts | None, bool]:
         if episode.subject is not Subject.WORKER:

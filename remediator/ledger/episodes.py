@@ -1,8 +1,11 @@
 """Episodes: read, close and delete them."""
 
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, Connection, Row, Select, bindparam, func, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, func, select, update
 
 from gpuwarden.db.changes import notify_after_commit
 from gpuwarden.db.locks import try_advisory_lock
@@ -14,15 +17,33 @@ from remediator.ledger.counters import CounterDelta
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.inbox import attempt_in
 from remediator.ledger.journal import storable, write
-from remediator.ledger.schema import ALERTS, EPISODES, INTENTS, LEDGER
-from remediator.plan import Close, Episode, Intent, Kind, Outcome, Stage, Subject
+from remediator.ledger.schema import ALERTS, EPISODES, INTENTS, LEDGER, ORDERS
+from remediator.plan import OVER, Close, Episode, Intent, Kind, Outcome, Stage, Subject
 from remediator.reasons import Reason
 
 CLOSED_MEANWHILE: Final = Close(
     outcome=Outcome.SUPERSEDED, reason=Reason.CLOSED_MEANWHILE, message="the episode was closed by another executor"
 )
 
-_INTENTS: Final = select(INTENTS).where(INTENTS.c.episode_id == bindparam("of"), INTENTS.c.stage != Stage.WITHDRAWN)
+READ_MAX: Final = 500
+"""Maximum episodes in one statement."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEpisode:
+    """What the executor needs to know of an open episode to decide when to read it.
+
+    `acting`: it has an open intent. `alert_id` and `order_id`: its newest alert and order.
+    """
+
+    episode_id: int
+    subject: str
+    worker: str
+    condition: str
+    wait_reason: str | None
+    acting: bool
+    alert_id: int | None
+    order_id: int | None
 
 
 class Episodes(LedgerPart):
@@ -31,25 +52,32 @@ class Episodes(LedgerPart):
     def list_open(self, host: str | None = None) -> list[Episode]:
         """List the open episodes of all hosts or of one, oldest first."""
         found = select(EPISODES).where(EPISODES.c.closed_at.is_(None))
-        if host is not None:
-            found = found.where(EPISODES.c.host == host)
-        with reading(self._engine) as connection:
-            rows = connection.execute(found.order_by(EPISODES.c.episode_id)).all()
-            return [read_episode(connection, row) for row in rows]
+        return self._read(found if host is None else found.where(EPISODES.c.host == host))
 
     def about_silent_hosts(self) -> list[Episode]:
         """List the open episodes about silent hosts, oldest first."""
-        its = EPISODES.c.closed_at.is_(None), EPISODES.c.subject == Subject.HOST
-        with reading(self._engine) as connection:
-            rows = connection.execute(select(EPISODES).where(*its).order_by(EPISODES.c.episode_id)).all()
-            return [read_episode(connection, row) for row in rows]
+        return self._read(select(EPISODES).where(EPISODES.c.closed_at.is_(None), EPISODES.c.subject == Subject.HOST))
 
     def get_open(self, episode_id: int) -> Episode | None:
         """Read an open episode; `None` if closed."""
+        return next(iter(self.read_open([episode_id])), None)
+
+    def read_open(self, episode_ids: Sequence[int]) -> list[Episode]:
+        """Read those episodes that are open, oldest first."""
+        found: list[Episode] = []
+        for first in range(0, len(episode_ids), READ_MAX):
+            some = EPISODES.c.episode_id.in_(episode_ids[first : first + READ_MAX])
+            found += self._read(select(EPISODES).where(some, EPISODES.c.closed_at.is_(None)))
+        return found
+
+    def survey(self, host: str) -> list[OpenEpisode]:
+        """List the open episodes of a host in short, oldest first. One statement."""
         with reading(self._engine) as connection:
-            found = select(EPISODES).where(EPISODES.c.episode_id == episode_id, EPISODES.c.closed_at.is_(None))
-            row = connection.execute(found).one_or_none()
-            return None if row is None else read_episode(connection, row)
+            return [OpenEpisode(*row) for row in connection.execute(_SURVEY, {"of": host})]
+
+    def _read(self, found: Select[Any]) -> list[Episode]:
+        with reading(self._engine) as connection:
+            return read_episodes(connection, connection.execute(found.order_by(EPISODES.c.episode_id)).all())
 
     def close(self, episode_id: int, outcome: Outcome, reason: Reason, message: str, *, now: float) -> None:
         """Close an episode. Firing alerts about another attempt, or about a host or run, return to the inbox.
@@ -95,7 +123,7 @@ def _return_alerts(connection: Connection, episode: Row[Any]) -> int:
 
     An episode about a host or run closes only when no alert fires: one that fires came later.
     """
-    newest = ALERTS.c.alert_id.in_(_newest(episode.episode_id))
+    newest = ALERTS.c.alert_id.in_(_newest([episode.episode_id]))
     others = [
         alert.alert_id
         for alert in connection.execute(select(ALERTS).where(newest, ALERTS.c.firing))
@@ -107,19 +135,30 @@ def _return_alerts(connection: Connection, episode: Row[Any]) -> int:
     return len(others)
 
 
-def _newest(episode_id: int | BindParameter[int]) -> Select[tuple[int]]:
-    """Select the newest alert of each fingerprint of an episode."""
-    newest = select(func.max(ALERTS.c.alert_id)).where(ALERTS.c.episode_id == episode_id)
-    return newest.group_by(ALERTS.c.fingerprint)
+def _newest(episode_ids: Collection[int]) -> Select[tuple[int]]:
+    """Select the newest alert of each fingerprint of each episode."""
+    newest = select(func.max(ALERTS.c.alert_id)).where(ALERTS.c.episode_id.in_(episode_ids))
+    return newest.group_by(ALERTS.c.episode_id, ALERTS.c.fingerprint)
 
 
-def read_episode(connection: Connection, row: Row[Any]) -> Episode:
-    """Build an episode from its row, intents and alerts."""
-    intents = {
-        Kind(found.kind): made_from(found, Intent, kind=Kind(found.kind), stage=Stage(found.stage))
-        for found in connection.execute(_INTENTS, {"of": row.episode_id})
-    }
-    alerts = connection.execute(_NEWEST_ALERTS, {"of": row.episode_id}).all()
+def read_episodes(connection: Connection, rows: Sequence[Row[Any]]) -> list[Episode]:
+    """Build episodes from their rows, intents and alerts. Two statements for all of them."""
+    if not rows:
+        return []
+    its = [row.episode_id for row in rows]
+    intents: dict[int, dict[Kind, Intent]] = defaultdict(dict)
+    found = select(INTENTS).where(INTENTS.c.episode_id.in_(its), INTENTS.c.stage != Stage.WITHDRAWN)
+    for each in connection.execute(found):
+        intent = made_from(each, Intent, kind=Kind(each.kind), stage=Stage(each.stage))
+        intents[each.episode_id][intent.kind] = intent
+    alerts: dict[int, list[Any]] = defaultdict(list)
+    columns = ALERTS.c.episode_id, ALERTS.c.labels, ALERTS.c.firing, ALERTS.c.fingerprint
+    for alert in connection.execute(select(*columns).where(ALERTS.c.alert_id.in_(_newest(its)))):
+        alerts[alert.episode_id].append(alert)
+    return [_episode(row, intents[row.episode_id], alerts[row.episode_id]) for row in rows]
+
+
+def _episode(row: Row[Any], intents: dict[Kind, Intent], alerts: Sequence[Any]) -> Episode:
     firing = [alert for alert in alerts if alert.firing]
     return made_from(
         row,
@@ -135,6 +174,20 @@ def read_episode(connection: Connection, row: Row[Any]) -> Episode:
     )
 
 
-_NEWEST_ALERTS: Final = select(ALERTS.c.labels, ALERTS.c.firing, ALERTS.c.fingerprint).where(
-    ALERTS.c.alert_id.in_(_newest(bindparam("of")))
-)
+def _survey() -> Select[Any]:
+    its = INTENTS.c.episode_id == EPISODES.c.episode_id
+    newest_alert = select(func.max(ALERTS.c.alert_id)).where(ALERTS.c.episode_id == EPISODES.c.episode_id)
+    newest_order = select(func.max(ORDERS.c.order_id)).where(ORDERS.c.episode_id == EPISODES.c.episode_id)
+    return (
+        select(
+            *(EPISODES.c[name] for name in ("episode_id", "subject", "worker", "condition", "wait_reason")),
+            select(INTENTS.c.intent_id).where(its, INTENTS.c.stage.not_in(OVER)).exists(),
+            newest_alert.scalar_subquery(),
+            newest_order.scalar_subquery(),
+        )
+        .where(EPISODES.c.host == bindparam("of"), EPISODES.c.closed_at.is_(None))
+        .order_by(EPISODES.c.episode_id)
+    )
+
+
+_SURVEY: Final = _survey()

@@ -6,7 +6,7 @@ from gpuwarden.db.changes import notify_after_commit
 from gpuwarden.db.transactions import reading, writing
 from gpuwarden.errors import GpuwardenError
 from remediator.ledger.database import LedgerPart
-from remediator.ledger.episodes import read_episode
+from remediator.ledger.episodes import read_episodes
 from remediator.ledger.journal import storable, write
 from remediator.ledger.recent import NOT_RESTARTED, orders_in_force, read_order, recent_activity, restart_intents_since
 from remediator.ledger.reports import held_episodes
@@ -81,7 +81,8 @@ class OrderBook(LedgerPart):
             if row.closed_at is not None:
                 raise NoApprovalAskedError(f"episode {episode_id} is closed ({row.outcome}: {row.message})")
             (held,) = (each for each in held_episodes(connection, row.host) if each.episode_id == episode_id)
-            free = read_episode(connection, row).free
+            (episode,) = read_episodes(connection, [row])
+            free = episode.free
             if row.approval_asked_for is None or (free is not None and free.stage is not Stage.PLANNED):
                 waits = f"waits for something else ({held.reason}): {held.message}" if held.reason else "acts now"
                 raise NoApprovalAskedError(f"episode {episode_id} asks for no approval: it {waits}")

@@ -22,6 +22,9 @@ SHORT = Load(
     burst_s=0.5,
     burst_alerts=5,
     hosts=40,
+    waiting=20,
+    waiting_s=1.0,
+    hangs=2,
 )
 
 
@@ -38,6 +41,10 @@ def test_short_mode_measures_everything_and_loses_no_alert(tmp_path: Path) -> No
     storm = {what.partition(": ")[2]: each.median for what, each in found.items() if what.startswith("40 hosts")}
     assert storm["begun before the breaker opened"] == 10, "a quarter of them"
     assert storm["held by the breaker"] == 30
+    for name in ("SQLite", "PostgreSQL"):
+        what = f"20 episodes wait for a person, {name}"
+        assert found[f"{what}: CPU of execute"].median < 200
+        assert found[f"{what}: a new hang is decided"].count == 2
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from remediator.actuators import ActuatorError
 from remediator.alert import Alert, admit
 from remediator.clients.exporter import ExporterError
 from remediator.clients.job_queue_sql import BuiltinQueue
-from remediator.executor.executor import Clients, Executor, LoopSettings
+from remediator.executor.executor import Clients, Executor, LoopSettings, Pools
 from remediator.ledger.ledger import Ledger
 from remediator.plan import ContainerState, Episode, Limits
 from remediator.remedies import REMEDIES
@@ -146,7 +146,7 @@ class Remediator:
             with self._points.program(self.acting, trouble), self._world.clocks.of(self.acting.host):
                 if self.executor is None:
                     self.executor = self._start()
-                self.executor._tick(AlwaysChanged(), *[ImmediatePool()] * 3)  # type: ignore[arg-type]  # the methods that the executor uses
+                self.executor._tick(AlwaysChanged(), Pools(*[ImmediatePool()] * 4))  # type: ignore[arg-type]  # the methods that the executor uses
         except DatabaseError:
             pass  # the next round tries again
         except Killed:

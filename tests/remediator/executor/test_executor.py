@@ -15,6 +15,7 @@ from gpuwarden.db import engine as db_engine
 from gpuwarden.db.engine import DatabaseError
 from gpuwarden.db.migrate import NewerTablesError
 from gpuwarden.queue import JobStore
+from remediator.executor.executor import Pools
 from remediator.ledger.executors import Executors
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Facts
@@ -163,10 +164,10 @@ def test_exception_in_the_loop_is_counted_and_the_loop_continues(ledger: Ledger,
     works = executor(ledger, store, world)
     look, times = works.reconcile, itertools.count(1)
 
-    def defective(pool: Any, counting: Any) -> None:
+    def defective(pools: Pools) -> None:
         if next(times) < 3:
             raise ZeroDivisionError
-        look(pool, counting)
+        look(pools)
 
     works.reconcile = defective  # type: ignore[method-assign]
     with looping(works):

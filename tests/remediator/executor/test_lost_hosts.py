@@ -12,7 +12,7 @@ import pytest
 from gpuwarden.job import JobId, State
 from gpuwarden.queue import JobStore, Submission
 from remediator import plan
-from remediator.executor.executor import Executor
+from remediator.executor.executor import Executor, Pools
 from remediator.ledger.inbox import _open_episode_of
 from remediator.ledger.ledger import Ledger
 from remediator.reasons import Reason
@@ -290,9 +290,9 @@ def test_silent_host_is_checked_at_the_slow_interval(
     rounds, looks = 0, 0
     look, look_for = works.reconcile, works.process_episode
 
-    def counted(pool: Any, counting: Any) -> None:
+    def counted(pools: Pools) -> None:
         nonlocal rounds
-        look(pool, counting)
+        look(pools)
         rounds += 1
 
     def counted_for(episode: plan.Episode) -> None:
