@@ -50,6 +50,7 @@ COMMANDS: Sequence[Sequence[str]] = (
     ["ledger", "list"], ["ledger", "show", "1"], ["ledger", "capture", "1"], ["ledger", "refused"],
     ["ledger", "summary", "--since", "9999d"], ["ledger", "audit", "--since", "9999d"], ["ledger", "export"],
     ["approve", "1"], ["decline", "1"], ["arm", "--host", HOSTILE, "--yes"], ["disarm"],
+    ["init-db", "x" + HOSTILE], ["init-db", "sqlite:///x", "--queue", HOSTILE],
     ["pause", "--for", "1h", "--reason", HOSTILE], ["resume"], ["breaker", "reset", "--reason", HOSTILE], [HOSTILE],
 )  # fmt: skip
 
