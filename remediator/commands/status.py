@@ -23,7 +23,7 @@ from gpuwarden.db.engine import DatabaseError
 from gpuwarden.db.running_up import environment
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, count_of, format_duration, format_time, show, show_json
-from gpuwarden.queue import JobStore, Quarantine
+from gpuwarden.queue import JobStore, Quarantine, WorkerRow
 from gpuwarden.settings import split
 from remediator.clients import exporter
 from remediator.clients import http as answers
@@ -131,6 +131,8 @@ class Report:
     pauses: list[Order] = field(default_factory=list)
     freed_lately: list[tuple[str, str, float]] = field(default_factory=list)
     quarantined: list[Quarantine] = field(default_factory=list)
+    locked: list[WorkerRow] = field(default_factory=list)
+    """Workers that gpuwarden locked. Only operators have an @ in their name."""
     not_fixed: list[tuple[int, str, str, str, str]] = field(default_factory=list)
     """Number, worker, host, message, and what to do."""
     hosts: list[str] = field(default_factory=list)
@@ -158,6 +160,11 @@ class Report:
             f"GPU {each.gpu} of {each.host} is quarantined: {each.reason}; run `gpuwarden gpu release {each.gpu}` "
             "once it works"
             for each in self.quarantined
+        ]
+        found += [
+            f"worker {each.worker} of {each.host} is locked: {each.locked_reason}; run `gpuwarden worker unlock "
+            f"{each.worker} --host {each.host}` once it works"
+            for each in self.locked
         ]
         found += [
             f"episode {number} of {worker} on {host} was not fixed: {message}; {todo}"
@@ -343,6 +350,11 @@ def _queue(report: Report, wanted: argparse.Namespace) -> Part:
         with closing(JobStore.open(wanted.queue_db, migrate=False)) as store:
             report.quarantined = [
                 each for each in store.gpu_quarantine.quarantined() if wanted.host in (None, each.host)
+            ]
+            report.locked = [
+                each
+                for each in store.admin.workers(now=store.now())
+                if "@" not in (each.locked_by or "@") and wanted.host in (None, each.host)
             ]
             return _database("queue", wanted.queue_db, store.check_writable)
     except GpuwardenError as error:

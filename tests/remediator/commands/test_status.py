@@ -19,6 +19,7 @@ from gpuwarden.cli.main import main
 from gpuwarden.db import engine as db_engine
 from gpuwarden.db.clock import DatabaseClock
 from gpuwarden.queue import JobStore
+from gpuwarden.queue.claims import LOCKED_BY_ERRORS
 from remediator.commands import open_ledger, status
 from remediator.ledger.health import Health
 from remediator.ledger.ledger import Ledger
@@ -440,6 +441,28 @@ def test_quarantined_gpu_needs_an_operator(store: JobStore, queue_url: str, ask:
     assert code == 1
     assert "`gpuwarden gpu release GPU-0`" in lines[-1]
     assert "queue         ok        readable and writable" in lines
+
+
+@pytest.mark.parametrize(
+    ("who", "needs"),
+    [
+        (LOCKED_BY_ERRORS, True),
+        ("the executor of box1, episode 7", True),
+        ("ann@box1", False),
+    ],
+)
+def test_worker_that_gpuwarden_locked_needs_an_operator(
+    store: JobStore, queue_url: str, ask: Callable[..., Said], who: str, needs: bool
+) -> None:
+    store.claims.register("gpu", host=HOST, worker="w1", incarnation="i", now=store.now())
+    store.admin.lock(host=HOST, worker="w1", who=who, reason="3 fatal errors", now=store.now())
+
+    code, lines = ask("--queue-db", queue_url)
+
+    assert code == int(needs)
+    says = "worker w1 of box1 is locked: 3 fatal errors; run `gpuwarden worker unlock w1 --host box1` once it works"
+    assert (lines[-1] == f"  - {says}") is needs
+    assert ask("--queue-db", queue_url, "--host", "box2")[1][-1] != f"  - {says}"
 
 
 @pytest.mark.parametrize(
