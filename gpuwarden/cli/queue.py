@@ -12,6 +12,7 @@ from gpuwarden.format import Parser, format_duration, format_time, operator_name
 from gpuwarden.job import JobClass, State
 from gpuwarden.queue import JobStore, QueueSettings
 from gpuwarden.queue.open import created, current, existing
+from gpuwarden.queue.retention import KEPT_DAYS
 
 _Act = Callable[[argparse.Namespace], int]
 
@@ -94,6 +95,7 @@ def _describe(settings: QueueSettings) -> str:
         ("class", settings.job_class),
         ("budget", None if settings.budget_s is None else f"{settings.budget_s:g} s"),
         ("lost hold", None if settings.lost_hold_s is None else f"{settings.lost_hold_s:g} s"),
+        ("retention", None if settings.retention_days is None else f"{settings.retention_days} d"),
     )
     text = ", ".join(f"{name} {value}" for name, value in figures if value is not None)
     return f"{text or 'nothing set'} (set {format_time(settings.set_at)} by {settings.set_by})"
@@ -103,7 +105,7 @@ def _set(arguments: argparse.Namespace) -> int:
     """Change the given settings and keep the others."""
     named = {name: value for name in _SETTINGS if (value := getattr(arguments, name)) is not None}
     if not named:
-        raise GpuwardenError("missing --class, --budget-s or --lost-hold-s")
+        raise GpuwardenError("missing --class, --budget-s, --lost-hold-s or --retention-days")
     with closing(created(arguments.queue_db)) as store:
         kept = next((each for each in store.queue_settings.all() if each.queue == arguments.queue), None)
         before: dict[str, Any] = {} if kept is None else asdict(kept)
@@ -122,7 +124,7 @@ def _unset(arguments: argparse.Namespace) -> int:
     raise GpuwardenError(f"queue {arguments.queue!r} has no settings: see `gpuwarden queue list`")
 
 
-_SETTINGS: Final = ("job_class", "budget_s", "lost_hold_s")
+_SETTINGS: Final = ("job_class", "budget_s", "lost_hold_s", "retention_days")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -145,6 +147,12 @@ def _parser() -> argparse.ArgumentParser:
         help=f"requeue the jobs of a lost host after this many seconds, never before their lease ends; "
         f"{NOTHING} waits until the host is back",
     )
+    setting.add_argument(
+        "--retention-days",
+        type=_days,
+        help=f"the executor deletes finished jobs, with their events and items, after this many days; 0 keeps all; "
+        f"{NOTHING} is the default of {KEPT_DAYS}",
+    )
 
     unsetting = add_act(acts, "unset", _unset, "delete the settings of a queue")
     unsetting.add_argument("queue", metavar="QUEUE", help="name of the queue")
@@ -160,6 +168,12 @@ def _class(text: str) -> JobClass | str:
         raise argparse.ArgumentTypeError(
             f"unknown class {text!r}: use one of {', '.join(JobClass)}, or {NOTHING}"
         ) from None
+
+
+def _days(text: str) -> int | str:
+    if text == NOTHING or text.isdecimal():
+        return text if text == NOTHING else int(text)
+    raise argparse.ArgumentTypeError(f"invalid {text!r}: use a whole number of days, 0 or more, or {NOTHING}")
 
 
 def _seconds(text: str) -> float | str:

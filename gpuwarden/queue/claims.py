@@ -370,7 +370,7 @@ def _next(params: _Params, *where: ColumnElement[bool], lock: bool = False) -> C
     if "loaded" not in params:
         first = _claimable(params, JOBS.alias("job"), *where)
         return _job_id_of(first.with_for_update(skip_locked=True) if lock else first)
-    head = _claimable(params, JOBS.alias("head")).subquery("head")
+    head = _claimable(params, JOBS.alias("head")).subquery("head_job")
     job = JOBS.alias("alike")
     same_model = _claimable(
         params,

@@ -21,6 +21,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    union_all,
 )
 
 from gpuwarden.db.transactions import reading
@@ -33,6 +34,7 @@ from gpuwarden.queue.schema import (
     AT_WORK,
     CONSUMERS,
     DEAD_WORKERS,
+    DELETED_RETRIES,
     ITEM_OUTCOMES,
     JOBS,
     OUTBOX_EVENTS,
@@ -254,8 +256,11 @@ def _at_work() -> Executable:
 @Prepared
 def _count_retries() -> Executable:
     again = or_(JOBS.c.watchdog_retries > literal_column("0"), JOBS.c.reclaims > literal_column("0"))
-    sums = func.sum(JOBS.c.watchdog_retries), func.sum(JOBS.c.reclaims)
-    return select(JOBS.c.queue, *sums).where(again).group_by(JOBS.c.queue)
+    names = ("queue", "watchdog_retries", "reclaims")
+    kept = select(*(JOBS.c[name] for name in names)).where(again)
+    each = union_all(kept, select(*(DELETED_RETRIES.c[name] for name in names))).subquery("each")
+    sums = func.sum(each.c.watchdog_retries), func.sum(each.c.reclaims)
+    return select(each.c.queue, *sums).group_by(each.c.queue)
 
 
 @Prepared

@@ -21,7 +21,7 @@ class LostHosts(QueueBase):
         found = (
             select(JOBS.c.job_id, JOBS.c.attempt, JOBS.c.state, WORKERS.c.last_seen_at)
             .select_from(JOBS.outerjoin(WORKERS, its))
-            .where(JOBS.c.host == host, held)
+            .where(JOBS.c.host == host, JOBS.c.worker.is_not(None), held)  # as the index says
         )
         with reading(self._engine) as connection:
             return [

@@ -198,13 +198,15 @@ class Item:
 class QueueSettings:
     """A queue's settings and who set them when (Unix seconds). `None`: the default.
 
-    `lost_hold_s` is how long a lost host's job is held, seconds.
+    `lost_hold_s` is how long a lost host's job is held, seconds. `retention_days` is how long a finished job is kept;
+    0: for ever.
     """
 
     queue: str
     job_class: JobClass | None
     budget_s: float | None
     lost_hold_s: float | None
+    retention_days: int | None = None
     set_at: float
     set_by: str
 

@@ -6,7 +6,7 @@ from sqlalchemy import delete, select
 
 from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import QueueSettings, SubmissionError, to_settings
+from gpuwarden.queue.models import COUNT_MAX, QueueSettings, SubmissionError, to_settings
 from gpuwarden.queue.schema import QUEUES
 from gpuwarden.state_file import SECONDS_MAX, TEXT_MAX, is_text
 
@@ -26,6 +26,9 @@ class Settings(QueueBase):
             figure = getattr(settings, name)
             if figure is not None and not 0 <= figure < SECONDS_MAX:
                 raise SubmissionError(f"{name} {figure} is invalid: use a number from 0, below {SECONDS_MAX:.0e}")
+        days = settings.retention_days
+        if days is not None and not 0 <= days < COUNT_MAX:
+            raise SubmissionError(f"retention_days {days} is invalid: use a whole number from 0, below {COUNT_MAX}")
         row = asdict(settings)
         del row["queue"]
         with writing(self._engine) as connection:

@@ -115,8 +115,10 @@ class Runs(QueueBase):
 def open_run(connection: Connection, run_id: str, now: float) -> None:
     """Create or reopen the run and lock it."""
     opened = upsert(connection, RUNS).values(run_id=run_id, state="running", submitted_at=now)
-    connection.execute(opened.on_conflict_do_nothing())
-    state = lock(connection, run_id)
+    state = None
+    while state is None:  # an old run may be deleted before it is locked
+        connection.execute(opened.on_conflict_do_nothing())
+        state = lock(connection, run_id)
     if state == "completed":
         connection.execute(update(RUNS).where(RUNS.c.run_id == run_id).values(state="running", ended_at=None))
     elif state != "running":

@@ -57,6 +57,7 @@ QUEUES = Table(
     Column("budget_s", Float),
     # Null: held until the host is back or an operator ends the job.
     Column("lost_hold_s", Float),
+    Column("retention_days", Integer),  # null: 90. 0: all jobs are kept
     Column("set_at", Float, nullable=False),
     Column("set_by", String, nullable=False),
 )
@@ -110,11 +111,21 @@ JOBS = Table(
     _partial("jobs_at_work", "state", "queue", where=AT_WORK),
     _partial("jobs_unwell", "state", "job_id", where=UNWELL),
     _partial("jobs_ended", "queue", "state", "ended_at", where="ended_at IS NOT NULL"),
+    _partial("jobs_by_end", "ended_at", "job_id", where="ended_at IS NOT NULL"),
     _partial(
         "jobs_tried_again",
         *("queue", "watchdog_retries", "reclaims"),
         where="watchdog_retries > 0 OR reclaims > 0",
     ),
+)
+
+# Retries of deleted jobs, for the metric.
+DELETED_RETRIES = Table(
+    "deleted_retries",
+    METADATA,
+    Column("queue", String, primary_key=True),
+    Column("watchdog_retries", BigInteger, nullable=False),
+    Column("reclaims", BigInteger, nullable=False),
 )
 
 # Both jobs are in one run.
@@ -250,6 +261,7 @@ ITEMS = Table(
     Column("reason", String),
     Column("result", JSON(none_as_null=True)),
     Index("items_in_order", "run_id", "state", "position"),
+    _partial("items_by_job", "job_id", where="job_id IS NOT NULL"),
 )
 
 ITEM_OUTCOMES = Table(
@@ -267,6 +279,7 @@ ITEM_OUTCOMES = Table(
     Column("reason", String),
     Index("item_outcomes_by_worker", "run_id", "host", "worker"),
     Index("item_outcomes_by_item", "run_id", "item"),
+    Index("item_outcomes_by_job", "job_id"),
 )
 
 # Workers that finished no item of a run and cannot claim its jobs.

@@ -1,13 +1,13 @@
-"""Timed work: reclaim expired leases, and consume `failed` events."""
+"""Timed work: reclaim expired leases, consume `failed` events, and delete old jobs."""
 
 from collections.abc import Iterable
 
-from sqlalchemy import Executable, String, and_, delete, literal_column, select, tuple_, update
+from sqlalchemy import Engine, Executable, String, and_, delete, literal_column, select, tuple_, update
 
 from gpuwarden.db.locks import try_advisory_lock
 from gpuwarden.db.transactions import reading, writing
 from gpuwarden.job import INGEST, JobId, Kind, Move
-from gpuwarden.queue import ranks, runs, sql
+from gpuwarden.queue import ranks, retention, runs, sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.schema import GPU_AVOIDANCE, JOBS, OUTBOX_EVENTS
 from gpuwarden.queue.sql import Prepared
@@ -15,6 +15,10 @@ from gpuwarden.queue.sql import Prepared
 
 class Sweeps(QueueBase):
     """Sweeps. Only one of each kind runs at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._place = retention.START
 
     def expired(self, *, now: float) -> frozenset[tuple[JobId, int]]:
         """Jobs whose lease or fence has expired, with their attempts."""
@@ -69,6 +73,23 @@ class Sweeps(QueueBase):
                 heeded = update(OUTBOX_EVENTS).where(OUTBOX_EVENTS.c.event_id == event.event_id)
                 connection.execute(heeded.values(run_failed_at=now))
             return len(events)
+
+    def delete_old(self, *, now: float) -> bool:
+        """Delete a batch of old jobs, from where the last call ended; False if it has none."""
+        with reading(self._engine) as connection:
+            batch = retention.next_batch(connection, self._place, now)
+        whole = True
+        if batch.jobs:
+            with writing(self._engine) as connection:
+                if not try_advisory_lock(connection, "deletion of jobs"):
+                    return False
+                runs.lock_all(connection, batch.runs)
+                # A run may have been reopened.
+                again = retention.next_batch(connection, self._place, now)
+                whole = retention.delete_batch(connection, batch.intersection(again))
+        if whole:
+            self._place = batch.end
+        return bool(batch.jobs)
 
 
 @Prepared

@@ -59,3 +59,6 @@ class Queue(Protocol):
 
     def sweep(self, *, now: float) -> None:
         """Reclaim expired leases and consume events."""
+
+    def delete_old(self, *, now: float) -> bool:
+        """Delete a batch of old jobs; false if it has none."""

@@ -120,3 +120,7 @@ class BuiltinQueue:
             self._expired = expired
         finally:  # also after an error
             self._store.sweeps.consume_events(now=now)
+
+    def delete_old(self, *, now: float) -> bool:
+        """See `Queue`."""
+        return self._store.sweeps.delete_old(now=now)

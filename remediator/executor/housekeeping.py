@@ -21,11 +21,25 @@ from remediator.remedies.guards import Orders
 log: Final = structlog.get_logger("executor")
 
 DELETE_S: Final = 0.1
-"""Time for deleting old episodes in each `sweep_interval_s`, seconds. The last transaction may exceed it."""
+"""Time for deleting old episodes or jobs in each `sweep_interval_s`, seconds. The last transaction may exceed it."""
 
 CLOCK_STEP_S: Final = 3600.0
 CLOCK_BELIEVED_S: Final = 600.0
 """Nothing is deleted until the wall clock has run this long without a step of `CLOCK_STEP_S`, seconds."""
+
+
+class ClockTrust:
+    """Whether a clock can be trusted. One that is ahead after boot would delete recent rows."""
+
+    def __init__(self) -> None:
+        self._offset_s = self._from_s = 0.0
+
+    def check(self, now: float) -> bool:
+        """Whether it can be trusted now."""
+        boot_s = clock.boottime_s()
+        if abs(now - boot_s - self._offset_s) > CLOCK_STEP_S:  # at the start too
+            self._offset_s, self._from_s = now - boot_s, boot_s + CLOCK_BELIEVED_S
+        return boot_s >= self._from_s
 
 
 class Housekeeping:
@@ -56,7 +70,8 @@ class Housekeeping:
         self._workers: int | None = None
         self._armed: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         self._started_at = suspend_aware.unix_s()
-        self._next_fences_s = self._clock_offset_s = self._deletes_from_s = 0.0
+        self._next_fences_s = 0.0
+        self._ledger_clock, self._queue_clock = ClockTrust(), ClockTrust()
 
     def beat(self) -> None:
         """Write this executor's heartbeat. Log which remedies are armed if that changed."""
@@ -102,11 +117,16 @@ class Housekeeping:
         self._sweep = sweeping.submit(self.sweep)
 
     def sweep(self) -> None:
-        """Sweep the queue, and count the host's workers."""
+        """Sweep the queue, delete its old jobs, and count the host's workers."""
         if self._is_closing():
             return  # a locked queue would delay the shutdown
         try:
-            self._queue.sweep(now=self._queue.now())
+            now = self._queue.now()
+            self._queue.sweep(now=now)
+            until_s = self._clock.now_s() + DELETE_S
+            if self._queue_clock.check(now):
+                while self._queue.delete_old(now=now) and self._clock.now_s() < until_s:
+                    pass
         except GpuwardenError as error:
             log.warning("queue unreachable", reason=str(error))
         try:
@@ -116,16 +136,11 @@ class Housekeeping:
             log.debug("worker count unavailable", reason=str(error))
 
     def delete_old(self) -> None:
-        """Delete old alerts and episodes, a few at a time.
-
-        Skipped until the wall clock is trusted: a clock that is ahead after boot would delete recent episodes.
-        """
+        """Delete old alerts and episodes, a few at a time."""
         if not self._keep_s:
             return
-        now, boot_s = self._ledger.now(), clock.boottime_s()
-        if abs(now - boot_s - self._clock_offset_s) > CLOCK_STEP_S:  # at the start too
-            self._clock_offset_s, self._deletes_from_s = now - boot_s, boot_s + CLOCK_BELIEVED_S
-        if boot_s < self._deletes_from_s:
+        now = self._ledger.now()
+        if not self._ledger_clock.check(now):
             return
         until_s, before = self._clock.now_s() + DELETE_S, now - self._keep_s
         for host, count in self._ledger.inbox.abandon(before=before, now=now).items():

@@ -19,6 +19,7 @@ from sqlalchemy import (
     exists,
     func,
     literal,
+    literal_column,
     not_,
     or_,
     select,
@@ -34,10 +35,10 @@ from remediator.ledger.schema import (
     INTENTS,
     JOURNAL,
     ORDERS,
+    OWED,
     RUN_DECISIONS,
     USED_INTENT_KEYS,
 )
-from remediator.plan import OVER
 from remediator.reasons import Reason
 
 EPISODES_BATCH: Final = 50
@@ -124,7 +125,7 @@ def is_used(connection: Connection, kind: str, key: str) -> bool:
 
 def _closed_episodes(connection: Connection, before: float) -> list[int]:
     newest = select(func.max(EPISODES.c.episode_id)).scalar_subquery()
-    owes = exists().where(INTENTS.c.episode_id == EPISODES.c.episode_id, INTENTS.c.stage.not_in(OVER))
+    owes = exists().where(INTENTS.c.episode_id == EPISODES.c.episode_id, literal_column(OWED))
     due = EPISODES.c.closed_at < before, EPISODES.c.episode_id < newest, not_(owes)
     oldest = select(EPISODES.c.episode_id).where(*due).order_by(EPISODES.c.closed_at).limit(EPISODES_BATCH)
     return list(connection.scalars(oldest))

@@ -1,6 +1,19 @@
 """The ledger's tables. Times are Unix seconds."""
 
-from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, ForeignKey, Index, Integer, MetaData, String, Table
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    text,
+)
 
 from gpuwarden.db.migrate import Schema
 
@@ -8,6 +21,9 @@ METADATA = MetaData()
 
 # SQLite numbers rows only if the key's type is INTEGER, which has 64 bits.
 ID = BigInteger().with_variant(Integer, "sqlite")
+
+OWED = "stage NOT IN ('done', 'abandoned', 'withdrawn')"
+"""Open intents. Databases use the index only for this exact text."""
 
 EPISODES = Table(
     "episodes",
@@ -82,6 +98,10 @@ INTENTS = Table(
     Index("intents_by_stage", "kind", "stage"),
     Index("intents_by_episode", "episode_id"),
     Index("intents_by_time", "kind", "entered_at"),
+    Index("intents_owed", "episode_id", sqlite_where=text(OWED), postgresql_where=text(OWED)),
+    Index(
+        "intents_retired", "key", sqlite_where=text("retired IS NOT NULL"), postgresql_where=text("retired IS NOT NULL")
+    ),
 )
 
 Index(

@@ -371,14 +371,17 @@ def test_queues_are_listed_with_jobs_workers_and_settings(store: JobStore, cli: 
 def test_unnamed_settings_stay_and_none_removes_one(store: JobStore, cli: Cli) -> None:
     def settings() -> tuple[Any, ...]:
         (found,) = store.queue_settings.all()
-        return found.job_class, found.budget_s, found.lost_hold_s
+        return found.job_class, found.budget_s, found.lost_hold_s, found.retention_days
 
     cli("queue", "set", "gpu", "--budget-s", "60")
-    assert settings() == (None, 60, None)
+    assert settings() == (None, 60, None, None)
     cli("queue", "set", "gpu", "--lost-hold-s", "0")
-    assert settings() == (None, 60, 0)
+    assert settings() == (None, 60, 0, None)
+    assert "retention 30 d" in cli("queue", "set", "gpu", "--retention-days", "30")[1]
+    assert settings() == (None, 60, 0, 30)
     assert cli("queue", "set", "gpu", "--budget-s", "none", "--class", "cpu")[0] == 0
-    assert settings() == (JobClass.CPU, None, 0)
+    assert cli("queue", "set", "gpu", "--retention-days", "none")[0] == 0
+    assert settings() == (JobClass.CPU, None, 0, None)
 
     assert cli("queue", "unset", "gpu") == (0, "", "")
     assert store.queue_settings.all() == []
@@ -390,9 +393,12 @@ def test_unnamed_settings_stay_and_none_removes_one(store: JobStore, cli: Cli) -
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        pytest.param(["gpu"], 1, "missing --class, --budget-s or --lost-hold-s", id="nothing"),
+        pytest.param(["gpu"], 1, "missing --class, --budget-s, --lost-hold-s or --retention-days", id="nothing"),
         pytest.param(["gpu", "--class", "tpu"], 2, "unknown class 'tpu': use one of gpu, ", id="unknown class"),
         pytest.param(["gpu", "--budget-s", "much"], 2, "invalid 'much': use a number of seconds", id="not a number"),
+        pytest.param(
+            ["gpu", "--retention-days", "1.5"], 2, "invalid '1.5': use a whole number of days", id="half days"
+        ),
         pytest.param(["gpu", "--budget-s", "-1"], 1, "budget_s -1.0 is invalid", id="below 0"),
         pytest.param(["", "--budget-s", "1"], 1, "queue '' is invalid", id="no name"),
     ],

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from gpuwarden.db.engine import is_shared
 from gpuwarden.db.transactions import writing
-from gpuwarden.queue import JobStore
+from gpuwarden.queue import JobStore, Submission
 from remediator.ledger import retention
 from remediator.ledger.captures import Capture
 from remediator.ledger.ledger import Ledger
@@ -419,6 +419,16 @@ def test_executor_deletes_rows_older_than_its_retention(ledger: Ledger, store: J
         eventually(lambda: ledger.reports.get(1) is None, "it is deleted")
 
     assert ledger.reports.get(2) is not None
+
+
+@pytest.mark.usefixtures("clock_is_trusted")
+def test_executor_deletes_jobs_older_than_the_retention_of_their_queue(ledger: Ledger, store: JobStore) -> None:
+    ids = [store.runs.submit(Submission(queue="gpu"), now=1000.0) for _ in range(2)]
+    for job_id in ids:
+        assert store.admin.cancel(job_id, reason="", now=1000.0)
+
+    with looping(executor(ledger, store, World(), settings=PACE)):
+        eventually(lambda: [job.job_id for job in store.jobs()] == ids[1:], "all but the newest are deleted")
 
 
 def test_executor_without_a_retention_deletes_nothing(ledger: Ledger, store: JobStore) -> None:
