@@ -108,6 +108,7 @@ JOBS = Table(
     _partial("jobs_by_worker", "host", "worker", where="worker IS NOT NULL"),
     _partial("jobs_by_gang", "gang", where="gang IS NOT NULL"),
     _partial("jobs_by_run", "run_id", "state", where="run_id IS NOT NULL"),
+    Index("jobs_by_queue", "queue", "job_id"),
     _partial("jobs_at_work", "state", "queue", where=AT_WORK),
     _partial("jobs_unwell", "state", "job_id", where=UNWELL),
     _partial("jobs_ended", "queue", "state", "ended_at", where="ended_at IS NOT NULL"),

@@ -111,7 +111,7 @@ def _refused(ledger: Ledger, arguments: argparse.Namespace) -> int:
 def _summary(ledger: Ledger, arguments: argparse.Namespace) -> int:
     now = time.time()
     since = now - arguments.since
-    found = summary.summarize(ledger.reports.since(since, host=arguments.host), since=since, now=now)
+    found = summary.summarize(ledger.reports.activity_since(since, host=arguments.host), since=since, now=now)
     if arguments.json:
         show_json(found.figures())
         return 0

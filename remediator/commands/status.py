@@ -282,8 +282,9 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
     report.freed_lately = ledger.orders.restarts_since(report.at - SafetyLimits().cooldown_s, host=wanted.host)
     report.not_fixed = [
         (each.episode_id, each.worker, each.host, each.message or "", _todo(each.reason))
-        for each in ledger.reports.since(report.at - LATELY_S, host=wanted.host)
-        if each.outcome in (Outcome.PARTLY, Outcome.REFUSED)
+        for each in ledger.reports.closed_since(
+            report.at - LATELY_S, outcomes=(Outcome.PARTLY, Outcome.REFUSED), host=wanted.host
+        )
     ]
 
 

@@ -4,9 +4,10 @@ An episode is its columns, and `alerts`, `journal`, `intents`, `run_decisions` a
 oldest first, without ids.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, Table, or_, select
+from sqlalchemy import Connection, Table, select
 
 from remediator.ledger.schema import ALERTS, CAPTURES, EPISODES, INTENTS, JOURNAL, RUN_DECISIONS
 
@@ -19,14 +20,21 @@ _KNOWN_OF_ALERTS: Final = frozenset({"state", "reason"})
 """Columns that are equal for every alert of an episode."""
 
 
-def page(
-    connection: Connection, *, after: int, since: float, until: float | None, captures: bool
-) -> list[dict[str, Any]]:
-    """Read the next episodes after id `after` that were open between two times, oldest first."""
-    its = [EPISODES.c.episode_id > after, or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at >= since)]
-    if until is not None:
-        its.append(EPISODES.c.opened_at <= until)
-    rows = connection.execute(select(EPISODES).where(*its).order_by(EPISODES.c.episode_id).limit(PAGE)).mappings()
+def open_between(connection: Connection, *, since: float, until: float | None) -> list[int]:
+    """The ids of the episodes that were open between two times, in order."""
+    later = () if until is None else (EPISODES.c.opened_at <= until,)
+    # Two queries, so that each reads an index.
+    queries = (
+        select(EPISODES.c.episode_id).where(its, *later)
+        for its in (EPISODES.c.closed_at >= since, EPISODES.c.closed_at.is_(None))
+    )
+    return sorted(number for query in queries for number in connection.scalars(query))
+
+
+def page(connection: Connection, episodes: Sequence[int], *, captures: bool) -> list[dict[str, Any]]:
+    """Read these episodes, oldest first. A deleted one is left out."""
+    its = select(EPISODES).where(EPISODES.c.episode_id.in_(episodes))
+    rows = connection.execute(its.order_by(EPISODES.c.episode_id)).mappings()
     found = {row["episode_id"]: dict(row) for row in rows}
     for table in (ALERTS, JOURNAL, INTENTS, RUN_DECISIONS, *((CAPTURES,) if captures else ())):
         for episode in found.values():

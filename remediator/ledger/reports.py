@@ -1,10 +1,22 @@
 """Reports for operators and metrics. Read only."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    func,
+    literal_column,
+    or_,
+    select,
+    true,
+    union,
+)
 
 from gpuwarden.db.transactions import reading
 from gpuwarden.fields import made_from
@@ -13,7 +25,8 @@ from remediator.ledger.counters import Totals, count_totals
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.journal import Entry, read_entry
 from remediator.ledger.recent import orders_in_force
-from remediator.ledger.schema import EPISODES, JOURNAL
+from remediator.ledger.schema import ACTED, EPISODES, JOURNAL
+from remediator.plan import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +66,28 @@ class HeldEpisode:
     since: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Would:
+    """An action that a dry run recorded: first time and outcome."""
+
+    episode_id: int
+    at: float
+    host: str
+    worker: str
+    message: str
+    outcome: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activity:
+    """Counts since a time: closed episodes by outcome, open ones by wait, steps by act and step."""
+
+    outcomes: Mapping[str, int]
+    waiting: Mapping[str, int]
+    steps: Mapping[tuple[str, str], int]
+    would: Sequence[Would]
+
+
 class Reports(LedgerPart):
     """Reports for operators and metrics. Read only."""
 
@@ -78,14 +113,13 @@ class Reports(LedgerPart):
 
         Each page is its own transaction, so that a long export does not block cleanup.
         """
-        after = 0
-        while True:
+        with reading(self._engine) as connection:
+            episodes = export_rows.open_between(connection, since=since, until=until)
+        for start in range(0, len(episodes), export_rows.PAGE):
+            its = episodes[start : start + export_rows.PAGE]
             with reading(self._engine) as connection:
-                page = export_rows.page(connection, after=after, since=since, until=until, captures=captures)
-            if not page:
-                return
+                page = export_rows.page(connection, its, captures=captures)
             yield from page
-            after = page[-1]["episode_id"]
 
     def totals(self, host: str) -> Totals:
         """Count one host's part of the ledger."""
@@ -98,18 +132,64 @@ class Reports(LedgerPart):
         with reading(self._engine) as connection:
             return held_episodes(connection, host)
 
-    def since(self, since: float, *, host: str | None = None) -> list[EpisodeHistory]:
-        """List the episodes open since a time with their journals, oldest first."""
-        its = [or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at >= since)]
-        if host is not None:
-            its.append(EPISODES.c.host == host)
-        lines = select(JOURNAL).where(JOURNAL.c.episode_id.in_(select(EPISODES.c.episode_id).where(*its)))
-        entries: dict[int, list[Entry]] = {}
+    def closed_since(
+        self, since: float, *, outcomes: Collection[Outcome], host: str | None = None
+    ) -> list[EpisodeHistory]:
+        """List the episodes that closed with these outcomes since a time, oldest first, without journal."""
+        its = EPISODES.c.outcome.in_(sorted(outcomes)), EPISODES.c.closed_at >= since, _of_host(host)
         with reading(self._engine) as connection:
-            for line in connection.execute(lines.order_by(JOURNAL.c.entry_id)):
-                entries.setdefault(line.episode_id, []).append(read_entry(line))
-            rows = connection.execute(select(EPISODES).where(*its).order_by(EPISODES.c.episode_id))
-            return [_history(row, tuple(entries.get(row.episode_id, ()))) for row in rows]
+            rows = connection.execute(select(EPISODES).where(*its).order_by(EPISODES.c.closed_at))
+            return [_history(row) for row in rows]
+
+    def activity_since(self, since: float, *, host: str | None = None) -> Activity:
+        """Count the episodes that were open since a time, and the steps since then."""
+        # Expressions: SQLite would group by an index and read all episodes.
+        ends = func.coalesce(EPISODES.c.outcome, "")
+        closed = select(ends, func.count()).where(EPISODES.c.closed_at >= since, _of_host(host))
+        waits = func.coalesce(EPISODES.c.wait_reason, "")
+        waiting = select(waits, func.count()).where(EPISODES.c.closed_at.is_(None), _of_host(host))
+        acts = JOURNAL.join(EPISODES, EPISODES.c.episode_id == JOURNAL.c.episode_id) if host else JOURNAL
+        of_act = and_(literal_column(ACTED), JOURNAL.c.at >= since, JOURNAL.c.act.in_(("did", "failed")))
+        steps = select(JOURNAL.c.act, JOURNAL.c.step, func.count()).select_from(acts).where(of_act, _of_host(host))
+        with reading(self._engine) as connection:
+            return Activity(
+                outcomes=dict(_pairs(connection, closed.group_by(ends))),
+                waiting=dict(_pairs(connection, waiting.group_by(waits))),
+                steps={
+                    (row[0], row[1]): row[2]
+                    for row in connection.execute(steps.group_by(JOURNAL.c.act, JOURNAL.c.step))
+                },
+                would=[made_from(row, Would) for row in connection.execute(_would(since, host))],
+            )
+
+
+def _would(since: float, host: str | None) -> Select[Any]:
+    """The first recorded act of each dry run since a time, and of those that are open."""
+    would = and_(literal_column(ACTED), JOURNAL.c.act == "would")
+    lately = select(JOURNAL.c.episode_id).where(would, JOURNAL.c.at >= since)
+    still_open = select(EPISODES.c.episode_id).where(EPISODES.c.closed_at.is_(None))
+    first = (
+        select(func.min(JOURNAL.c.entry_id).label("entry_id"))
+        .where(JOURNAL.c.act == "would", JOURNAL.c.episode_id.in_(union(lately, still_open)))
+        .group_by(JOURNAL.c.episode_id)
+        .subquery("first_act")
+    )
+    return (
+        select(JOURNAL.c.at, JOURNAL.c.message, *(EPISODES.c[n] for n in ("episode_id", "host", "worker", "outcome")))
+        .select_from(first)
+        .join(JOURNAL, JOURNAL.c.entry_id == first.c.entry_id)
+        .join(EPISODES, EPISODES.c.episode_id == JOURNAL.c.episode_id)
+        .where(or_(JOURNAL.c.at >= since, EPISODES.c.closed_at.is_(None)), _of_host(host))
+        .order_by(EPISODES.c.episode_id)
+    )
+
+
+def _of_host(host: str | None) -> ColumnElement[bool]:
+    return true() if host is None else EPISODES.c.host == host
+
+
+def _pairs(connection: Connection, counted: Select[Any, int]) -> list[tuple[str, int]]:
+    return [(str(row[0]), int(row[1])) for row in connection.execute(counted)]
 
 
 def held_episodes(connection: Connection, host: str | None) -> list[HeldEpisode]:

@@ -25,6 +25,9 @@ ID = BigInteger().with_variant(Integer, "sqlite")
 OWED = "stage NOT IN ('done', 'abandoned', 'withdrawn')"
 """Open intents. Databases use the index only for this exact text."""
 
+ACTED = "act IN ('did', 'failed', 'would')"
+"""Journal entries of acts, for the same reason."""
+
 EPISODES = Table(
     "episodes",
     METADATA,
@@ -50,6 +53,7 @@ EPISODES = Table(
     Column("wait_message", String),
     Column("wait_since", Float),
     Index("episodes_by_close", "closed_at"),
+    Index("episodes_by_outcome", "outcome", "closed_at"),
 )
 Index(
     "one_open_episode_per_subject",
@@ -134,6 +138,7 @@ JOURNAL = Table(
     Column("message", String, nullable=False),
     Column("host", String),  # the writing host
     Index("journal_by_episode", "episode_id", "entry_id"),
+    Index("journal_by_act", "act", "at", sqlite_where=text(ACTED), postgresql_where=text(ACTED)),
 )
 
 

@@ -8,12 +8,13 @@ import pytest
 from gpuwarden.cli.main import main
 from remediator.commands import summary
 from remediator.ledger.ledger import Ledger
-from remediator.ledger.reports import EpisodeHistory
 from remediator.plan import Outcome, Wait
 from remediator.reasons import Reason
 from tests.remediator.builders import HOST, NOW, alert
 
 DAY = 86400.0
+
+pytestmark = pytest.mark.both_databases
 
 
 def filled(ledger: Ledger, *, now: float = NOW) -> None:
@@ -32,7 +33,7 @@ def filled(ledger: Ledger, *, now: float = NOW) -> None:
 
 
 def of(ledger: Ledger, *, since: float, host: str | None = None) -> summary.Summary:
-    return summary.summarize(ledger.reports.since(since, host=host), since=since, now=since + DAY)
+    return summary.summarize(ledger.reports.activity_since(since, host=host), since=since, now=since + DAY)
 
 
 def test_summary_counts_actions_and_lists_dry_run_actions(ledger: Ledger) -> None:
@@ -74,13 +75,11 @@ def test_ended_dry_run_action_is_not_reported_again(ledger: Ledger) -> None:
     assert [each.outcome for each in of(ledger, since=NOW).would] == ["unconfirmed"]
 
 
-def test_unprocessed_episode_is_at_work() -> None:
-    history = EpisodeHistory(
-        episode_id=1, remedy="r", condition="stall", host=HOST, worker="w1", job_id=None, attempt=None, opened_at=NOW,
-        closed_at=None, outcome=None, reason=None, message=None,
-    )  # fmt: skip
+def test_unprocessed_episode_is_at_work(ledger: Ledger) -> None:
+    ledger.inbox.accept([alert()], [], now=NOW)
+    ledger.inbox.take_new(HOST, now=NOW)
 
-    assert summary.summarize([history], since=NOW, now=NOW).waiting == {"at work": 1}
+    assert of(ledger, since=NOW).waiting == {"at work": 1}
 
 
 def test_summary_prints_text_and_json(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
