@@ -13,7 +13,8 @@ from deploy.standalone.config_files import Intervals
 from deploy.standalone.stack import Chain, Plan
 from gpuwarden.job import JobClass, JobId
 from gpuwarden.queue import JobStore, Submission
-from remediator.clients.exporter import ExporterClient, ExporterError
+from remediator.clients.exporter import ExporterClient
+from remediator.clients.exporter_access import ExporterError
 from remediator.ledger.journal import Entry
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import EpisodeHistory

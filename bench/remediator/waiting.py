@@ -21,7 +21,7 @@ from bench.webhook import ALERT
 from deploy.standalone.stack import Chain, Plan
 from gpuwarden.db.transactions import reading
 from gpuwarden.procfs import ProcessId
-from remediator import alert as alerts
+from remediator import payload as payloads
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.schema import EPISODES, JOURNAL
 
@@ -93,7 +93,7 @@ def _beats(chain: Chain) -> bool:
 
 
 def _accept(ledger: Ledger, numbers: range) -> None:
-    found, _ = alerts.parse({"alerts": [json.loads(ALERT % {"n": each}) for each in numbers]})
+    found, _ = payloads.parse({"alerts": [json.loads(ALERT % {"n": each}) for each in numbers]})
     ledger.inbox.accept(found, [], now=ledger.now())
 
 

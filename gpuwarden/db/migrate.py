@@ -8,8 +8,23 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, MetaData, column, func, inspect, select, table, text
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Engine,
+    Index,
+    MetaData,
+    column,
+    func,
+    inspect,
+    select,
+    table,
+    text,
+)
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateIndex
 
 from gpuwarden.db.engine import DatabaseError, connect, is_shared
 from gpuwarden.db.locks import lock_number
@@ -24,6 +39,9 @@ _LOCK_MS: Final = 500
 
 
 _LET_THROUGH_S: Final = 0.1
+
+
+_WHERE: Final = "postgresql_where"
 
 
 _TAKEN: Final = frozenset({"55P03", "40P01"})
@@ -65,6 +83,28 @@ class Schema:
     def version_table(self) -> str:
         """Alembic's version table."""
         return f"gpuwarden_{self.name}_version"
+
+
+def partial_index(
+    name: str,
+    *columns: str | Column[Any],
+    sqlite: str | ColumnElement[bool],
+    postgresql: str | ColumnElement[bool],
+    unique: bool = False,
+) -> Index:
+    """An index of some rows. The option `postgresql_where` would import PostgreSQL's dialect at each start."""
+    where = {"sqlite": sqlite, "postgresql": postgresql}
+    made = {of: text(each) if isinstance(each, str) else each for of, each in where.items()}
+    return Index(name, *columns, unique=unique, sqlite_where=made["sqlite"], info={_WHERE: made["postgresql"]})
+
+
+@compiles(CreateIndex, "postgresql")
+def _compile_index(create: CreateIndex, compiler: Any, **options: Any) -> str:
+    index = create.element
+    if _WHERE in index.info:
+        index.dialect_options["postgresql"]["where"] = index.info[_WHERE]
+    compiled: str = compiler.visit_create_index(create, **options)
+    return compiled
 
 
 def open_database(url: str, schema: Schema, *, migrate: bool = True) -> Engine:

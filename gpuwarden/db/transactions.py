@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Table
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 
 from gpuwarden.db.changes import sending_notifications
 from gpuwarden.db.engine import is_shared, translated
@@ -55,7 +55,11 @@ def autocommit(engine: Engine) -> Iterator[Connection]:
 
 def upsert(connection: Connection, table: Table) -> Any:
     """An INSERT with ON CONFLICT for this database. `Any`: the dialects share no type."""
-    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+    if connection.dialect.name == "postgresql":
+        from sqlalchemy.dialects import postgresql  # noqa: PLC0415 - slow to import
+
+        return postgresql.insert(table)
+    return sqlite.insert(table)
 
 
 @contextmanager

@@ -14,17 +14,16 @@ from sqlalchemy import (
     Table,
     UniqueConstraint,
     false,
-    text,
 )
 
-from gpuwarden.db.migrate import Schema
+from gpuwarden.db.migrate import Schema, partial_index
 from gpuwarden.job import ATTEMPTS_MAX
 
 METADATA = MetaData()
 
 
 def _partial(name: str, *columns: str, where: str) -> Index:
-    return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
+    return partial_index(name, *columns, sqlite=where, postgresql=where)
 
 
 # SQLite assigns ids only to a key of type INTEGER (64 bits).
@@ -46,7 +45,7 @@ RUNS = Table(
     Column("wrangled", Boolean, nullable=False, server_default=false()),
     Column("forgiven_at", Float),
     Column("forgiven_by", String),
-    Index("runs_wrangled", "state", sqlite_where=text("wrangled = 1"), postgresql_where=text("wrangled")),
+    partial_index("runs_wrangled", "state", sqlite="wrangled = 1", postgresql="wrangled"),
 )
 
 QUEUES = Table(

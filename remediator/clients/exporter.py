@@ -1,12 +1,9 @@
 """Client of this host's exporter: the current evidence about a worker or a container, checked before any action."""
 
-import ssl
 import threading
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import httpx
 import structlog
@@ -16,6 +13,7 @@ from gpuwarden import evidence
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.evidence import ServerFacts, WorkerFacts
 from gpuwarden.files import ReloadingFile
+from remediator.clients.exporter_access import ExporterAuth, ExporterError, connect
 
 log: Final = structlog.get_logger("remediator")
 
@@ -24,36 +22,11 @@ _Facts = TypeVar("_Facts", WorkerFacts, ServerFacts)
 TIMEOUT_S: Final = 3.0
 """Timeout of a request, seconds."""
 
-PASSWORD_FILE_MAX: Final = 4096
-
 _WATCHED: Final = frozenset({"gpuwarden_worker_alive", "gpuwarden_server_info", "gpuwarden_container_recyclable"})
-
-
-class ExporterError(GpuwardenError):
-    """The exporter gave no usable answer."""
 
 
 class WorkerUnseenError(ExporterError):
     """The exporter's current sample has no such worker."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExporterAuth:
-    """TLS and authentication for an exporter with a web configuration (docs/how-to/secure.md). Files are PEM.
-
-    Args:
-        ca_file: trusted authorities; `None` for the system's.
-        server_name: name in the exporter's certificate, if not the address.
-        cert_file: client certificate.
-        key_file: its key, without a password.
-        basic_auth_file: one line `user:password`, read for every request.
-    """
-
-    ca_file: Path | None = None
-    server_name: str | None = None
-    cert_file: Path | None = None
-    key_file: Path | None = None
-    basic_auth_file: Path | None = None
 
 
 class ExporterClient:
@@ -70,7 +43,7 @@ class ExporterClient:
         self._access = access or ExporterAuth()
         self._renewing = threading.Lock()
         files = (self._access.ca_file, self._access.cert_file, self._access.key_file)
-        self._client = ReloadingFile(filter(None, files), partial(client, self._access, timeout_s=TIMEOUT_S))
+        self._client = ReloadingFile(filter(None, files), partial(connect, self._access, timeout_s=TIMEOUT_S))
         self._before: httpx.Client | None = None
         self._refused = ""
 
@@ -161,56 +134,3 @@ class ExporterClient:
             return parse(answer.text)
         except evidence.FactsError as error:
             raise ExporterError(str(error)) from None
-
-
-def client(access: ExporterAuth, *, timeout_s: float) -> httpx.Client:
-    """Build an HTTP client for one exporter. Raises GpuwardenError if a file of `access` is invalid."""
-
-    def by_name(request: httpx.Request) -> None:
-        request.extensions["sni_hostname"] = access.server_name
-
-    return httpx.Client(
-        timeout=timeout_s,
-        trust_env=False,
-        verify=_tls(access),
-        auth=None if access.basic_auth_file is None else _BasicAuth(access.basic_auth_file),
-        event_hooks={"request": [] if access.server_name is None else [by_name]},
-    )
-
-
-class _BasicAuth(httpx.Auth):
-    """User and password from a file, read for every request."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read()
-
-    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        user, password = self._read()
-        yield from httpx.BasicAuth(user, password).auth_flow(request)
-
-    def _read(self) -> tuple[str, str]:
-        try:
-            with self._path.open(encoding="utf-8") as file:
-                line = file.read(PASSWORD_FILE_MAX).strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ExporterError(f"the exporter's basic auth file {self._path} cannot be read: {error}") from None
-        user, colon, password = line.partition(":")
-        if not (user and colon and password) or "\n" in line:
-            raise ExporterError(f"the exporter's basic auth file {self._path} must have one line `user:password`")
-        return user, password
-
-
-def _tls(access: ExporterAuth) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=access.ca_file)
-        if access.cert_file is not None:
-            context.load_cert_chain(access.cert_file, access.key_file, _encrypted)
-    except OSError as error:
-        named = ", ".join(str(each) for each in (access.ca_file, access.cert_file, access.key_file) if each)
-        raise GpuwardenError(f"invalid TLS files for the exporter, PEM expected: {named}: {error}") from None
-    return context
-
-
-def _encrypted() -> Any:
-    raise GpuwardenError("the key of --exporter-key-file is encrypted: remove its password with `openssl pkey`")

@@ -8,7 +8,6 @@ from typing import Final
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, count_of, format_time, parse_duration_s, show, show_json
-from remediator.capture import render
 from remediator.commands import summary
 from remediator.commands.export import add_export, export
 from remediator.commands.open_ledger import add_ledger, existing
@@ -68,6 +67,8 @@ def _show(ledger: Ledger, arguments: argparse.Namespace) -> int:
     if arguments.json:
         show_json(asdict(history))
         return 0
+    from remediator.capture import render  # noqa: PLC0415 - imports an HTTP client
+
     show(*lines(history))
     for capture in ledger.captures.of_episode(arguments.episode):
         show(*render.in_short(capture, since=history.opened_at))
@@ -84,6 +85,8 @@ def _capture(ledger: Ledger, arguments: argparse.Namespace) -> int:
         return 0
     if not captures:
         show(f"no capture of episode {history.episode_id}", file=sys.stderr)
+    from remediator.capture import render  # noqa: PLC0415 - imports an HTTP client
+
     for capture in captures:
         show(*render.in_full(capture))
     return 0

@@ -12,10 +12,8 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import httpx
-from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -24,10 +22,6 @@ from gpuwarden.db.running_up import environment
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, count_of, format_duration, format_time, show, show_json
 from gpuwarden.queue import JobStore, Quarantine, WorkerRow
-from gpuwarden.settings import split
-from remediator.clients import exporter
-from remediator.clients import http as answers
-from remediator.clients.exporter import ExporterAuth
 from remediator.commands.open_ledger import add_ledger, existing, queue_url
 from remediator.commands.orders import span
 from remediator.commands.watched import QUERY, WatchedHost, list_watched, read_watched
@@ -38,6 +32,9 @@ from remediator.plan import Outcome
 from remediator.reasons import Reason
 from remediator.remedies import REMEDIES
 from remediator.remedies.guards import Act, Order, Orders, SafetyLimits, begins_s
+
+if TYPE_CHECKING:
+    import httpx
 
 TIMEOUT_S: Final = 3.0
 """Timeout of each part, seconds."""
@@ -209,7 +206,7 @@ def look(wanted: argparse.Namespace, *, now: float) -> Report:
         ("prometheus", partial(_prometheus, report, wanted.host)),
     ):
         url: str = getattr(wanted, name)
-        opened = partial(_exporter_client, wanted) if name == "exporter" else _client
+        opened = partial(_client, wanted, name, url)
         report.parts.append(_not_checked(name) if url == NONE else _check_http(name, url.rstrip("/"), ask, opened))
     if wanted.queue_db not in (None, NONE):
         report.parts.append(_queue(report, wanted))
@@ -375,8 +372,10 @@ def _executor(executing: ExecutorHeartbeat, *, now: float, owing: bool) -> Part:
 
 
 def _check_http(
-    name: str, url: str, ask: Callable[[httpx.Client, str], Part], opened: Callable[[], httpx.Client]
+    name: str, url: str, ask: Callable[["httpx.Client", str], Part], opened: Callable[[], "httpx.Client"]
 ) -> Part:
+    import httpx  # noqa: PLC0415 - slow to import
+
     _, title = ADDRESSES[name]
     try:
         with opened() as client:
@@ -386,20 +385,25 @@ def _check_http(
         return Part(name=name, ok=False, says=f"{title} is unreachable at {url}: {error}", todo=todo)
 
 
-def _client() -> httpx.Client:
-    return httpx.Client(timeout=TIMEOUT_S, trust_env=False, verify=answers.authorities())
+def _client(wanted: argparse.Namespace, name: str, url: str) -> "httpx.Client":
+    """A client for one part. Plain HTTP reads no authorities, which takes 30 ms."""
+    import httpx  # noqa: PLC0415 - slow to import
 
+    from remediator.clients.exporter_access import ExporterAuth, connect  # noqa: PLC0415
+    from remediator.clients.http import authorities  # noqa: PLC0415
 
-def _exporter_client(wanted: argparse.Namespace) -> httpx.Client:
-    access = ExporterAuth(**{name: getattr(wanted, f"exporter_{name}") for name in ACCESS})
-    return exporter.client(access, timeout_s=TIMEOUT_S)
+    secure = url.lower().startswith("https:")
+    access = ExporterAuth(**{option: getattr(wanted, f"exporter_{option}") for option in ACCESS})
+    if name == "exporter" and (secure or access != ExporterAuth()):
+        return connect(access, timeout_s=TIMEOUT_S)
+    return httpx.Client(timeout=TIMEOUT_S, trust_env=False, verify=authorities() if secure else False)
 
 
 def _not_checked(name: str) -> Part:
     return Part(name=name, ok=None, says="not checked")
 
 
-def _exporter(client: httpx.Client, url: str) -> Part:
+def _exporter(client: "httpx.Client", url: str) -> Part:
     """Check the exporter and its collectors. What a failed one reads is unknown and is not acted on."""
     answer = client.get(f"{url}/-/ready")
     if not answer.is_success:
@@ -407,13 +411,11 @@ def _exporter(client: httpx.Client, url: str) -> Part:
     answer = client.get(f"{url}/metrics")
     if not answer.is_success:
         return _unready("exporter", url, answer)
-    families = text_string_to_metric_families(answer.text)
-    failed = [
-        sample.labels["collector"]
-        for family in families
-        for sample in family.samples
-        if sample.name == "gpuwarden_collector_success" and sample.value == 0
-    ]
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - slow to import
+
+    lines = [line for line in answer.text.splitlines() if line.startswith("gpuwarden_collector_success{")]
+    families = text_string_to_metric_families("\n".join(lines))
+    failed = [sample.labels["collector"] for family in families for sample in family.samples if sample.value == 0]
     if not failed:
         return Part(name="exporter", ok=True, says=f"ready at {url}")
     says = f"{', '.join(failed)} failed at {url}: their metrics are unknown and are not acted on"
@@ -421,17 +423,17 @@ def _exporter(client: httpx.Client, url: str) -> Part:
     return Part(name="exporter", ok=False, says=says, todo="; ".join([*asked, "see its log"]))
 
 
-def _ready(name: str, client: httpx.Client, url: str) -> Part:
+def _ready(name: str, client: "httpx.Client", url: str) -> Part:
     answer = client.get(f"{url}/-/ready")
     return Part(name=name, ok=True, says=f"ready at {url}") if answer.is_success else _unready(name, url, answer)
 
 
-def _unready(name: str, url: str, answer: httpx.Response) -> Part:
+def _unready(name: str, url: str, answer: "httpx.Response") -> Part:
     says = f"status {answer.status_code} at {url}: {answer.text.strip()[:200]}"
     return Part(name=name, ok=False, says=says, todo="see its log")
 
 
-def _prometheus(report: Report, host: str | None, client: httpx.Client, url: str) -> Part:
+def _prometheus(report: Report, host: str | None, client: "httpx.Client", url: str) -> Part:
     """Check that Prometheus evaluates the rules, knows an Alertmanager, and scrapes each host. Read its workers."""
     answer = client.get(f"{url}/-/ready")
     if not answer.is_success:
@@ -459,7 +461,7 @@ def _prometheus(report: Report, host: str | None, client: httpx.Client, url: str
     return Part(name="prometheus", ok=True, says=f"ready at {url}, evaluates {count_of(len(rules), 'acting rule')}")
 
 
-def _query(client: httpx.Client, url: str, query: str) -> list[dict[str, Any]]:
+def _query(client: "httpx.Client", url: str, query: str) -> list[dict[str, Any]]:
     result: list[dict[str, Any]] = client.get(f"{url}/api/v1/query", params={"query": query}).json()["data"]["result"]
     return result
 
@@ -486,7 +488,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name, (default, title) in ADDRESSES.items():
         env = "GPUWARDEN_REMEDIATOR_" + ("PORT" if name == "remediator" else name.upper())
-        url = (split(known.get(env, "")) or [default])[0]
+        url = next(filter(None, map(str.strip, known.get(env, "").split(","))), default)
         if url.isdecimal():
             url = f"http://127.0.0.1:{url}"
         help_text = f"{title}, by ${env} of the services; 'none' to skip (default: %(default)s)"

@@ -17,7 +17,8 @@ from remediator.actuators.process import ProcessActuator
 from remediator.actuators.systemd import SystemdActuator
 from remediator.capture.capture import CaptureRunner, find_py_spy
 from remediator.clients.alertmanager import Silences
-from remediator.clients.exporter import ExporterAuth, ExporterClient
+from remediator.clients.exporter import ExporterClient
+from remediator.clients.exporter_access import ExporterAuth
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.clients.prometheus_range import Curves
 from remediator.executor.executor import Clients, Executor, LoopSettings

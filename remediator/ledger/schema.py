@@ -15,7 +15,7 @@ from sqlalchemy import (
     text,
 )
 
-from gpuwarden.db.migrate import Schema
+from gpuwarden.db.migrate import Schema, partial_index
 
 METADATA = MetaData()
 
@@ -55,14 +55,14 @@ EPISODES = Table(
     Index("episodes_by_close", "closed_at"),
     Index("episodes_by_outcome", "outcome", "closed_at"),
 )
-Index(
+partial_index(
     "one_open_episode_per_subject",
     EPISODES.c.host,
     EPISODES.c.subject,
     EPISODES.c.worker,
     unique=True,
-    sqlite_where=EPISODES.c.closed_at.is_(None),
-    postgresql_where=EPISODES.c.closed_at.is_(None),
+    sqlite=EPISODES.c.closed_at.is_(None),
+    postgresql=EPISODES.c.closed_at.is_(None),
 )
 
 
@@ -108,13 +108,13 @@ INTENTS = Table(
     ),
 )
 
-Index(
+partial_index(
     "one_intent_per_target",
     INTENTS.c.kind,
     INTENTS.c.key,
     unique=True,
-    sqlite_where=INTENTS.c.retired.is_(None),
-    postgresql_where=INTENTS.c.retired.is_(None),
+    sqlite=INTENTS.c.retired.is_(None),
+    postgresql=INTENTS.c.retired.is_(None),
 )
 
 # Keys of deleted intents, which are never used again.
@@ -169,12 +169,12 @@ CAPTURES = Table(
     Index("captures_by_episode", "episode_id", "capture_id"),
 )
 Index("one_capture_per_free", CAPTURES.c.intent_id, unique=True)
-Index(
+partial_index(
     "one_capture_per_dry_run",
     CAPTURES.c.episode_id,
     unique=True,
-    sqlite_where=CAPTURES.c.intent_id.is_(None),
-    postgresql_where=CAPTURES.c.intent_id.is_(None),
+    sqlite=CAPTURES.c.intent_id.is_(None),
+    postgresql=CAPTURES.c.intent_id.is_(None),
 )
 
 EXECUTORS = Table(

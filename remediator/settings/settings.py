@@ -18,7 +18,7 @@ from pydantic_settings import (
 from gpuwarden.job import AVOID_S, WATCHDOG_RETRIES_MAX
 from gpuwarden.reporter import state_directory
 from gpuwarden.settings import engine, services, split
-from remediator.alert import ALERTS_MAX
+from remediator.payload import ALERTS_MAX
 from remediator.remedies.wrangle import ACTIVATION, MIGRATIONS_MAX, TIMEOUT_S
 
 STOP_MARGIN_S: Final = 15.0

@@ -24,7 +24,8 @@ from gpuwarden import __version__
 from gpuwarden.db.engine import DatabaseError, NoAnswerError
 from gpuwarden.format import printable
 from gpuwarden.http.web_config import BusyError, WebConfig
-from remediator import alert as alerts
+from remediator import payload as payloads
+from remediator.alert import is_watchdog
 from remediator.ledger.ledger import Ledger
 from remediator.metrics.ledger import SERIES, LedgerCollector, Watchdog
 from remediator.plan import Limits
@@ -59,7 +60,7 @@ def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
     host: str,
     web: WebConfig,
     body_max_bytes: int,
-    alerts_max: int = alerts.ALERTS_MAX,
+    alerts_max: int = payloads.ALERTS_MAX,
     alertmanagers: Sequence[str] = (),
     queue: Collector | None = None,
     host_lost_after_s: float = Limits.host_lost_after_s,
@@ -118,16 +119,16 @@ def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
         body = await _body(request, body_max_bytes, rejected)
         try:
             payload = json.loads(body)
-            found, refusals = alerts.parse(payload, alerts_max=alerts_max)
-        except alerts.TooManyAlertsError as error:
+            found, refusals = payloads.parse(payload, alerts_max=alerts_max)
+        except payloads.TooManyAlertsError as error:
             rejected.labels("too_many").inc()
             log.warning("webhook body refused", reason=str(error))
             raise HTTPException(413, str(error)) from None
-        except (ValueError, RecursionError, alerts.PayloadError) as error:
+        except (ValueError, RecursionError, payloads.PayloadError) as error:
             rejected.labels("malformed").inc()
             log.warning("webhook body refused", reason=str(error)[:300], start=body[:200].decode("utf-8", "replace"))
             raise HTTPException(400, f"not an Alertmanager payload: {str(error)[:300]}") from None
-        if any(each.firing and alerts.is_watchdog(each) for each in found):
+        if any(each.firing and is_watchdog(each) for each in found):
             watchdog.mark(now=time.time())
         try:
             accepted, refused = await _wait_until_stored(inbox.take(found, refusals))
@@ -135,8 +136,8 @@ def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
             rejected.labels("ledger").inc()
             log.error("webhook not accepted", reason=str(error))  # noqa: TRY400 - the error is enough
             raise HTTPException(503, "the ledger cannot be written; retry") from None
-        if left_out := alerts.truncated(payload):
-            reconciler.fetch_left_out(left_out, alerts.receiver(payload))
+        if left_out := payloads.truncated(payload):
+            reconciler.fetch_left_out(left_out, payloads.receiver(payload))
         return {"accepted": accepted, "refused": refused}
 
     @app.get("/metrics", response_class=PlainTextResponse)

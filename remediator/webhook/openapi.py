@@ -6,7 +6,7 @@ An invalid alert affects only itself, so the list accepts anything. A body is re
 
 from typing import Any, Final
 
-from remediator.alert import LABELS_MAX, TEXT_MAX
+from remediator.payload import LABELS_MAX, TEXT_MAX
 
 _TEXTS: Final = {
     "type": "object",

@@ -14,7 +14,7 @@ from anyio import to_thread
 from prometheus_client import CollectorRegistry, Counter
 
 from gpuwarden.errors import GpuwardenError
-from remediator import alert as alerts
+from remediator import payload as payloads
 from remediator.clients import http as answers
 from remediator.metrics.ledger import SERIES
 from remediator.webhook.intake import Inbox
@@ -112,8 +112,8 @@ class Reconciler:
 
     def _take(self, body: bytes, asked_after: int) -> tuple[int, int]:
         accepted = refused = 0
-        for payload in alerts.listed(json.loads(body), alerts_max=self._alerts_max):
-            listed = alerts.parse(payload, alerts_max=self._alerts_max)
+        for payload in payloads.listed(json.loads(body), alerts_max=self._alerts_max):
+            listed = payloads.parse(payload, alerts_max=self._alerts_max)
             took = self._inbox.take_listed(*listed, asked_after=asked_after)
             accepted, refused = accepted + took[0], refused + took[1]
         return accepted, refused

@@ -26,7 +26,8 @@ from gpuwarden.evidence import WorkerFacts
 from gpuwarden.job import FINAL, Condition, JobId
 from gpuwarden.queue import Job, JobStore, Submission
 from remediator.alert import Alert
-from remediator.clients.exporter import ExporterClient, ExporterError
+from remediator.clients.exporter import ExporterClient
+from remediator.clients.exporter_access import ExporterError
 from remediator.ledger.captures import SavedCapture
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import EpisodeHistory

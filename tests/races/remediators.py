@@ -9,7 +9,7 @@ from gpuwarden.queue import JobStore
 from remediator import plan
 from remediator.actuators import ActuatorError
 from remediator.alert import Alert, admit
-from remediator.clients.exporter import ExporterError
+from remediator.clients.exporter_access import ExporterError
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.executor.executor import Clients, Executor, LoopSettings, Pools
 from remediator.ledger.ledger import Ledger

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from gpuwarden.evidence import WorkerFacts
 from remediator.actuators import ActuatorError
-from remediator.clients.exporter import ExporterError, WorkerUnseenError
+from remediator.clients.exporter import WorkerUnseenError
+from remediator.clients.exporter_access import ExporterError
 from remediator.plan import ContainerState
 from tests.races.clocks import Clocks
 from tests.remediator import builders as build

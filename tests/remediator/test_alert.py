@@ -7,21 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remediator.alert import (
+from remediator.alert import WATCHDOG, Refusal, admit, is_watchdog, subject
+from remediator.payload import (
     ALERTS_MAX,
     LABELS_MAX,
     TEXT_MAX,
     TRUNCATED_MAX,
-    WATCHDOG,
     PayloadError,
-    Refusal,
     TooManyAlertsError,
-    admit,
-    is_watchdog,
     listed,
     parse,
     receiver,
-    subject,
     truncated,
 )
 from remediator.plan import Subject

@@ -11,7 +11,8 @@ from typing import Any
 
 from gpuwarden.evidence import ServerFacts, WorkerFacts
 from remediator.actuators import ActuatorError
-from remediator.clients.exporter import ExporterError, WorkerUnseenError
+from remediator.clients.exporter import WorkerUnseenError
+from remediator.clients.exporter_access import ExporterError
 from remediator.plan import ContainerState
 from tests.remediator import builders as build
 

@@ -9,7 +9,7 @@ from sqlalchemy import select, update
 
 from gpuwarden.db.engine import DatabaseError
 from gpuwarden.db.transactions import writing
-from remediator import alert as alerts
+from remediator import payload as payloads
 from remediator.alert import Alert, Refusal
 from remediator.ledger import inbox
 from remediator.ledger.schema import ALERTS
@@ -106,13 +106,13 @@ def lose_truncated_alerts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def use_group_status(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the group's status instead of each alert's."""
-    parse = alerts.parse
+    parse = payloads.parse
 
     def by_group(payload: Mapping[str, Any], **how: Any) -> Any:
         status = payload.get("status", "firing")
         return parse({**payload, "alerts": [{**each, "status": status} for each in payload["alerts"]]}, **how)
 
-    monkeypatch.setattr(alerts, "parse", by_group)
+    monkeypatch.setattr(payloads, "parse", by_group)
 
 
 MUTANTS: Final[Mapping[str, Mutant]] = {

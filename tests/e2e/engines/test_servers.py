@@ -23,7 +23,7 @@ from deploy.standalone.stack import CHECKOUT
 from exporter.evidence.server_health import PROBE_LABEL, TIMEOUT_LABEL
 from gpuwarden.evidence import ServerFacts
 from remediator.actuators.docker import LABEL
-from remediator.clients.exporter import ExporterError
+from remediator.clients.exporter_access import ExporterError
 from remediator.ledger.reports import EpisodeHistory
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot

@@ -17,7 +17,8 @@ from structlog.testing import LogCapture
 import remediator.clients.exporter
 from gpuwarden import evidence as facts
 from gpuwarden.errors import GpuwardenError
-from remediator.clients.exporter import ExporterAuth, ExporterClient, ExporterError, WorkerUnseenError
+from remediator.clients.exporter import ExporterClient, WorkerUnseenError
+from remediator.clients.exporter_access import ExporterAuth, ExporterError
 from remediator.settings.settings import ExecuteSettings
 from tests.certificates import Authority, authority
 from tests.exporter import builders as host

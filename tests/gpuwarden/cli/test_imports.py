@@ -1,0 +1,78 @@
+"""What people type starts fast: help and lists import no heavy module that they do not use."""
+
+import os
+import subprocess
+import sys
+from contextlib import closing
+from typing import Final
+
+import pytest
+
+from gpuwarden.queue import JobStore
+from remediator.ledger.ledger import Ledger
+
+HEAVY: Final = {
+    *("alembic", "bcrypt", "docker", "fastapi", "httpx", "prometheus_client", "psycopg", "pydantic"),
+    *("pydantic_settings", "rich", "sqlalchemy.dialects.postgresql", "sqlalchemy.orm", "starlette", "structlog"),
+    *("uvicorn", "yaml"),
+}
+"""Each takes 15 to 150 ms."""
+
+PROGRAM: Final = """
+import atexit, sys
+from gpuwarden.cli.main import main
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+sys.exit(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables that name an empty queue and an empty ledger."""
+    folder = tmp_path_factory.mktemp("databases")
+    queue, ledger = (f"sqlite:///{folder / name}" for name in ("queue.db", "ledger.db"))
+    with closing(JobStore.open(queue)), closing(Ledger.open(ledger, host="box1")):
+        pass
+    return {"GPUWARDEN_QUEUE_DB": queue, "GPUWARDEN_REMEDIATOR_LEDGER": ledger}
+
+
+def imported(arguments: str, databases: dict[str, str]) -> set[str]:
+    """The modules that a command imports."""
+    program = [sys.executable, "-c", PROGRAM, *arguments.split()]
+    ran = subprocess.run(program, env=os.environ | databases, capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode in (0, 1), ran.stderr
+    return set(ran.stderr.splitlines()[-1].split())
+
+
+def test_help_imports_neither_a_database_nor_a_client() -> None:
+    found = imported("--help", {})
+
+    assert "gpuwarden.cli.main" in found
+    assert found & {*HEAVY, "sqlalchemy", "asyncio"} == set()
+
+
+@pytest.mark.parametrize(
+    "command", ["job list", "queue list", "runs list", "worker list", "gpu list", "wrangle list", "events me"]
+)
+def test_commands_of_the_queue_import_no_client(command: str, databases: dict[str, str]) -> None:
+    found = imported(command, databases)
+
+    assert "sqlalchemy" in found
+    assert found & HEAVY == set()
+
+
+@pytest.mark.parametrize("command", ["ledger list", "ledger summary", "ledger audit", "arm --yes", "disarm"])
+def test_commands_of_the_ledger_import_neither_a_client_nor_the_queue(command: str, databases: dict[str, str]) -> None:
+    found = imported(command, databases)
+
+    assert "sqlalchemy" in found
+    assert found & {*HEAVY, "gpuwarden.queue.store"} == set()
+
+
+def test_status_without_its_http_parts_imports_no_client(databases: dict[str, str]) -> None:
+    parts = " ".join(f"--{name}=none" for name in ("remediator", "exporter", "prometheus", "alertmanager"))
+
+    found = imported(f"status {parts}", databases)
+
+    assert "sqlalchemy" in found
+    assert found & HEAVY == set()
