@@ -8,13 +8,15 @@ import math
 import os
 import re
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Dialect, Engine, create_engine, event, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
@@ -36,6 +38,9 @@ IDLE_TRUSTED_S: Final = 1.0
 
 _DISK_FULL: Final = "53100"
 """PostgreSQL's error code (manual, appendix A)."""
+
+
+_WRITERS: Final = "check who may write its folder"
 
 
 class DatabaseError(GpuwardenError):
@@ -121,9 +126,50 @@ def _sqlite(url: URL) -> Engine:
     if not folder.is_dir():
         raise DatabaseError(f"the folder of {url.database} does not exist: create it first")
     engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
+    event.listen(engine, "do_connect", partial(_open_file, Path(url.database)))
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin)
     return engine
+
+
+def _open_file(path: Path, dialect: Dialect, _record: object, arguments: Any, named: Any) -> Any:
+    """Open a database without following a link. A worker that writes its folder may replace the file."""
+    before = _check_file(path)
+    connection = dialect.connect(*arguments, **named)
+    if before not in (None, _check_file(path)):
+        connection.close()
+        raise DatabaseError(f"{path} was replaced while it was opened: {_WRITERS}")
+    return connection
+
+
+def _check_file(path: Path) -> tuple[int, int] | None:
+    """Check a database file and its logs. Returns device and inode; `None` if the file does not exist yet.
+
+    Raises:
+        DatabaseError: a link, or a file of an unexpected user.
+    """
+    found = None
+    for each in (path, *(path.with_name(f"{path.name}-{log}") for log in ("wal", "shm", "journal"))):
+        try:
+            status = each.lstat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise DatabaseError(f"{each} cannot be checked: {error.strerror}") from None
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
+            raise DatabaseError(
+                f"{each} is {kind}, so it is not opened: remove it, or name the file itself; {_WRITERS}"
+            )
+        if each == path:
+            found = status.st_dev, status.st_ino
+            expected = {0, os.geteuid(), path.parent.stat().st_uid}
+            if status.st_uid not in expected:
+                raise DatabaseError(
+                    f"{path} belongs to user {status.st_uid}, not to you, to root or to its folder's owner, so it is "
+                    f"not opened: correct its owner; {_WRITERS}"
+                )
+    return found
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:

@@ -1,9 +1,13 @@
 """Client of gpuwarden's SQL queue."""
 
+import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
+import structlog
+
+from gpuwarden.db.engine import NoAnswerError
 from gpuwarden.fields import made_from
 from gpuwarden.format import format_utc_time
 from gpuwarden.job import HEARTBEAT_S, Condition, JobId
@@ -12,16 +16,51 @@ from gpuwarden.queue.items.tally import RunTally
 from remediator.plan import BlockRun, HeldJob, JobFacts, LockWorker, Wrangle
 from remediator.remedies.wrangle import Rules, still_valid
 
+log: Final = structlog.get_logger("executor")
+
 RENEWAL_S: Final = 2 * HEARTBEAT_S
 """Time that a lease must stay expired before its job is reclaimed, seconds."""
 
 
 class BuiltinQueue:
-    """Implements `remediator.clients.job_queue.Queue`."""
+    """Implements `remediator.clients.job_queue.Queue`. Without a `store`, each use tries to open `url`."""
 
-    def __init__(self, store: JobStore) -> None:
-        self._store = store
+    def __init__(self, store: JobStore | None, *, url: str = "") -> None:
+        self._opened = store
+        self._url = url
+        self._opening = threading.Lock()
         self._expired: dict[tuple[JobId, int], float] = {}
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Open the queue. If it does not answer, as while it is locked, open it later.
+
+        Raises:
+            DatabaseError: it cannot be used.
+        """
+        try:
+            return cls(JobStore.open(url))
+        except NoAnswerError as error:
+            log.warning("queue unreachable, will retry", reason=str(error))
+            return cls(None, url=url)
+
+    @property
+    def _store(self) -> JobStore:
+        if self._opened is not None:
+            return self._opened
+        # One thread waits; the others act without a queue.
+        if not self._opening.acquire(blocking=False):
+            raise NoAnswerError("the queue has not answered yet")
+        try:
+            self._opened = self._opened or JobStore.open(self._url)
+        finally:
+            self._opening.release()
+        return self._opened
+
+    def close(self) -> None:
+        """Close every connection."""
+        if self._opened is not None:
+            self._opened.close()
 
     def now(self) -> float:
         """The queue's clock."""

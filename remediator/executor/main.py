@@ -7,9 +7,9 @@ from typing import Final
 import structlog
 
 from gpuwarden import __version__, logs
+from gpuwarden.db.engine import connect, is_shared
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.fields import made_from
-from gpuwarden.queue import JobStore
 from gpuwarden.reporter import host_key
 from remediator.actuators import Actuator
 from remediator.actuators.docker import DockerActuator
@@ -43,8 +43,8 @@ def execute(settings: ExecuteSettings) -> None:
     with ExitStack() as parts:
         ledger = parts.enter_context(closing(Ledger.open(settings.ledger, host=host)))
         lock = parts.enter_context(closing(ExecutorLock(ledger, host=host)))
-        store = parts.enter_context(closing(JobStore.open(settings.queue_db)))
-        if ledger.shared and not store.shared:
+        queue = parts.enter_context(closing(BuiltinQueue.open(settings.queue_db)))
+        if ledger.shared and not is_shared(connect(settings.queue_db)):
             raise GpuwardenError(
                 "the ledger is shared but the queue is local, so job ids would mix: "
                 "set --queue-db to a PostgreSQL URL, or give each host its own --ledger"
@@ -67,7 +67,7 @@ def execute(settings: ExecuteSettings) -> None:
             curves = parts.enter_context(closing(Curves(settings.prometheus, around_s=settings.capture_range_s)))
         clients = Clients(
             exporter=exporter,
-            queue=BuiltinQueue(store),
+            queue=queue,
             actuators=actuators,
             capture_runner=_capture_runner(settings, curves),
             silences=silences,

@@ -4,7 +4,7 @@ from typing import Final
 
 from sqlalchemy import Engine, text
 
-from gpuwarden.db.engine import DatabaseError, connect, is_shared
+from gpuwarden.db.engine import DatabaseError, NoAnswerError, connect, is_shared
 from gpuwarden.db.transactions import reading
 from remediator.ledger.schema import ORDERS
 
@@ -20,15 +20,20 @@ _MAY_WRITE: Final = text(
 def refuse_shared_role(ledger: Engine, queue_url: str) -> None:
     """Check that the queue's role cannot write the ledger. SQLite has no roles.
 
+    A queue that does not answer is not checked: the programs need none to start.
+
     Raises:
-        DatabaseError: it can, or a database does not answer.
+        DatabaseError: it can, or the ledger does not answer.
     """
     queue = connect(queue_url)
     try:
         if not (is_shared(ledger) and is_shared(queue)):
             return
-        with reading(queue) as connection:
-            role, server = connection.execute(_WHO).one()
+        try:
+            with reading(queue) as connection:
+                role, server = connection.execute(_WHO).one()
+        except NoAnswerError:
+            return
         with reading(ledger) as connection:
             same_server = connection.execute(_WHO).one()[1] == server
             if same_server and connection.scalar(_MAY_WRITE, {"role": role, "ledger": ORDERS.name}):

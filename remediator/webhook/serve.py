@@ -11,7 +11,6 @@ from typing import Final
 import structlog
 
 from gpuwarden import __version__, logs
-from gpuwarden.db.engine import NoAnswerError
 from gpuwarden.http.serving import Server, bind
 from gpuwarden.http.web_config import WebConfig
 from gpuwarden.queue.open import existing
@@ -42,7 +41,7 @@ def serve(settings: ServeSettings) -> None:
         queue = None
         if settings.queue_db is not None:
             if not settings.allow_shared_role:
-                _check_role(ledger, settings.queue_db)
+                ledger.refuse_role_of(settings.queue_db)
             queue = parts.enter_context(closing(QueueCollector(partial(existing, settings.queue_db), host=host)))
         app = create_app(
             ledger=ledger,
@@ -67,14 +66,6 @@ def serve(settings: ServeSettings) -> None:
             gc.freeze()  # collecting these objects again would delay a call by 60 ms
             Server(app, web, at_start=ready, at_end=end.start).run(sockets=[listener])
     log.info("remediator stopped")
-
-
-def _check_role(ledger: Ledger, queue_url: str) -> None:
-    """Refuse a shared role. Without the queue, alerts must still be stored."""
-    try:
-        ledger.refuse_role_of(queue_url)
-    except NoAnswerError as error:
-        log.warning("queue unreachable, its role is not checked", reason=str(error))
 
 
 @contextmanager

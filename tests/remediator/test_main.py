@@ -3,10 +3,12 @@
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -14,11 +16,15 @@ import pytest
 
 from gpuwarden import logs
 from gpuwarden.cli.main import main
+from gpuwarden.queue import JobStore
 from remediator.executor.lock import ExecutorLock
 from remediator.ledger.ledger import Ledger
 from tests.asking import PLAIN
 from tests.remediator.builders import HOST
 from tests.waiting import eventually
+
+TERM_GRACE_S = 60.0
+"""TimeoutStopSec of deploy/templates/gpuwarden-executor.service."""
 
 TOKEN = "0123456789abcdef-token"
 
@@ -188,6 +194,26 @@ def test_second_executor_exits_1(runtime_dir: Path, execute: list[str], run_unti
     assert run_until_sigterm(execute, up=lambda: beats(runtime_dir) != last) == 0
 
 
+def test_executor_starts_and_ends_while_the_queue_is_locked(runtime_dir: Path, execute: list[str]) -> None:
+    JobStore.open(f"sqlite:///{runtime_dir}/queue.db").close()
+    with (
+        (runtime_dir / "log").open("wb") as log,
+        closing(sqlite3.connect(runtime_dir / "queue.db", isolation_level=None)) as its_own,
+    ):
+        its_own.execute("PRAGMA locking_mode = EXCLUSIVE")
+        its_own.execute("BEGIN EXCLUSIVE")
+        process = subprocess.Popen([sys.executable, "-m", "gpuwarden", *execute], stderr=log)
+        try:
+            eventually(lambda: beats(runtime_dir) or process.poll() is not None, "it has a heartbeat", within_s=60)
+            eventually(lambda: "queue unreachable" in (runtime_dir / "log").read_text(), "a sweep fails", within_s=60)
+            process.send_signal(signal.SIGTERM)
+
+            assert process.wait(TERM_GRACE_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+
 def test_dry_run_is_logged(runtime_dir: Path, execute: list[str]) -> None:
     with (runtime_dir / "log").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "gpuwarden", *execute], stderr=log)
@@ -213,7 +239,7 @@ def test_invalid_settings_are_one_line_each_and_exit_2(capsys: pytest.CaptureFix
     ("broken", "says"),
     [
         (lambda runtime_dir: (runtime_dir / "host").unlink(), "no host key at"),
-        (lambda runtime_dir: (runtime_dir / "queue.db").mkdir(), "unable to open database file"),
+        (lambda runtime_dir: (runtime_dir / "queue.db").mkdir(), "queue.db is not a regular file"),
         (
             lambda runtime_dir: (runtime_dir / "workers.toml").write_text("worker = 3"),
             "invalid file of supervised workers",

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,90 @@ def test_invalid_url_is_refused_with_a_hint(url: str, says: str) -> None:
         open_database(url, QUEUE)
 
 
+def _replace_by_link(file: Path) -> None:
+    file.unlink(missing_ok=True)
+    file.symlink_to(file.with_name("ledger.db"))
+
+
+def _replace_by_dangling_link(file: Path) -> None:
+    file.unlink(missing_ok=True)
+    file.symlink_to(file.with_name("nothing.db"))
+
+
+def _replace_by_pipe(file: Path) -> None:
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+
+
+def _link_the_log(file: Path) -> None:
+    file.with_name(f"{file.name}-wal").symlink_to(file.with_name("ledger.db"))
+
+
+REPLACED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a link to the ledger": (_replace_by_link, "queue.db is a symbolic link, so it is not opened"),
+    "a link to nothing": (_replace_by_dangling_link, "queue.db is a symbolic link, so it is not opened"),
+    "a pipe": (_replace_by_pipe, "queue.db is not a regular file, so it is not opened"),
+    "its log links to the ledger": (_link_the_log, "queue.db-wal is a symbolic link, so it is not opened"),
+}
+
+
+@pytest.mark.parametrize(("replace", "says"), REPLACED.values(), ids=REPLACED)
+def test_replaced_sqlite_file_is_refused(tmp_path: Path, replace: Callable[[Path], None], says: str) -> None:
+    ledger = tmp_path / "ledger.db"
+    with closing(sqlite3.connect(ledger)) as connection:
+        connection.execute("CREATE TABLE episodes (n)")
+    before = ledger.read_bytes()
+    url = f"sqlite:///{tmp_path}/queue.db"
+    JobStore.open(url).close()
+    replace(tmp_path / "queue.db")
+
+    with pytest.raises(DatabaseError, match=says):
+        JobStore.open(url)
+
+    assert ledger.read_bytes() == before
+    assert not (tmp_path / "nothing.db").exists()
+
+
+def test_sqlite_file_that_is_replaced_while_it_is_opened_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/queue.db"
+    JobStore.open(url).close()
+    (tmp_path / "ledger.db").touch()
+    engine = db_engine.connect(url)
+    connect = engine.dialect.connect
+
+    def replace_and_connect(*arguments: Any, **named: Any) -> Any:
+        (tmp_path / "ledger.db").replace(tmp_path / "queue.db")
+        return connect(*arguments, **named)
+
+    monkeypatch.setattr(engine.dialect, "connect", replace_and_connect)
+
+    with pytest.raises(DatabaseError, match="was replaced while it was opened"), reading(engine):
+        pass
+
+
+@pytest.mark.parametrize(("owner", "opens"), [(0, True), (os.geteuid(), True), (54_321, False)])
+def test_sqlite_file_must_belong_to_root_the_caller_or_its_folders_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, opens: bool
+) -> None:
+    file = tmp_path / "queue.db"
+    JobStore.open(f"sqlite:///{file}").close()
+    lstat = Path.lstat
+
+    def of_owner(path: Path) -> os.stat_result:
+        found = list(lstat(path))
+        found[4] = owner
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "lstat", of_owner)
+    if opens:
+        JobStore.open(f"sqlite:///{file}").close()
+        return
+    with pytest.raises(DatabaseError, match=f"queue.db belongs to user {owner}"):
+        JobStore.open(f"sqlite:///{file}")
+
+
 @pytest.mark.parametrize("url", ["postgresql://u:secret@127.0.0.1:1/d", "postgresql://u:secret@127.0.0.1:port/d"])
 def test_password_is_not_shown(url: str) -> None:
     with pytest.raises(DatabaseError) as refused:
@@ -122,7 +206,7 @@ def test_file_that_is_not_a_database_is_refused(database: Path) -> None:
 
 
 def test_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatabaseError, match="unable to open database file"):
+    with pytest.raises(DatabaseError, match="is not a regular file, so it is not opened"):
         open_database(f"sqlite:///{tmp_path}", QUEUE)
 
 

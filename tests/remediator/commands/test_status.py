@@ -469,7 +469,7 @@ def test_worker_that_gpuwarden_locked_needs_an_operator(
     ("url", "says"),
     [
         ("sqlite:///{}/qeue.db", "no queue database at"),
-        ("sqlite:///{}", "it cannot be opened"),
+        ("sqlite:///{}", "is not a regular file"),
         ("queue.db", "invalid database URL"),
     ],
 )

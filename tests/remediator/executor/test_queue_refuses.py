@@ -167,6 +167,31 @@ def test_quarantine_waits_for_a_retried_stop(
     assert world.boxes["w1"].calls == ["stop", "stop", "start"]
 
 
+def test_hung_worker_is_stopped_by_an_executor_that_starts_while_the_queue_is_locked(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can read the queue. The executor ends while it is locked, and the next one settles the job."""
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_TIMEOUT_S", 0.5)
+    world = stalled_job(ledger, store)
+    url = store._engine.url.render_as_string(hide_password=False)
+    store.close()
+    with closing(sqlite3.connect(str(store._engine.url.database), isolation_level=None)) as its_own:
+        its_own.execute("PRAGMA locking_mode = EXCLUSIVE")
+        its_own.execute("BEGIN EXCLUSIVE")
+        with closing(BuiltinQueue.open(url)) as queue, looping(executor(ledger, queue, world)) as loop:
+            eventually(lambda: world.boxes["w1"].calls == ["stop"], "it is stopped", within_s=30)
+            queue_is_locked_s = time.monotonic()
+        assert not loop.is_alive()
+        assert time.monotonic() - queue_is_locked_s < 10
+
+    with closing(BuiltinQueue.open(url)) as queue:
+        to_the_end(executor(ledger, queue, world), ledger)
+
+    assert history(ledger).outcome == "fixed"
+    assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)
+
+
 def refuse_all(queue: Connection) -> None:
     """Begin a transaction that blocks all other writes to the queue."""
     queue.begin()

@@ -683,7 +683,7 @@ MISSING: dict[str, tuple[Callable[[Path], None], str]] = {
     "no token file": (no_token_file, "token cannot be read (No such file"),
     "short token": (short_token, "has 15 characters: use 16 or more"),
     "token not UTF-8": (no_text_in_token, "is not UTF-8 text"),
-    "ledger cannot be opened": (no_ledger_folder, "unable to open database file"),
+    "ledger cannot be opened": (no_ledger_folder, "is not a regular file"),
 }
 
 
