@@ -1,7 +1,7 @@
 """The HTTP server of both programs: uvicorn with a web configuration file and limits on slow callers.
 
 A connection has `REQUEST_TIMEOUT_S` for its TLS handshake and first header, again for each later header, and again to
-take an answer. Over the connection limits a new connection is closed.
+take an answer. Over the connection limits, the connection that waits longest for its header is closed, or the new one.
 
 Each connection gets the current TLS context, so a renewed certificate needs no restart.
 """
@@ -133,14 +133,19 @@ class _Config(uvicorn.Config):
 
 
 class _Slots:
-    """Counts open connections, in total and per address."""
+    """Counts open connections, in total and per address. `waiting` has those without a header, oldest first."""
 
     def __init__(self) -> None:
         self._taken: Counter[str] = Counter()
+        self.waiting: dict[_Connection, str] = {}
 
     def take(self, address: str) -> bool:
-        if self._taken.total() >= CONNECTIONS_MAX or self._taken[address] >= ADDRESS_CONNECTIONS_MAX:
-            return False
+        crowded = self._taken[address] >= ADDRESS_CONNECTIONS_MAX
+        if crowded or self._taken.total() >= CONNECTIONS_MAX:
+            oldest = next((each for each, its in self.waiting.items() if its == address or not crowded), None)
+            if oldest is None:
+                return False
+            oldest.give_way()
         self._taken[address] += 1
         return True
 
@@ -178,7 +183,7 @@ class _Connection(H11Protocol):
             transport.close()
             return
         self._socket = transport
-        self._request_by = self.loop.call_later(REQUEST_TIMEOUT_S, transport.abort)
+        self._expect_header()
         context = self.config.web.tls()
         if context is None:
             self._begin(transport)
@@ -205,8 +210,15 @@ class _Connection(H11Protocol):
         if self._request_by is not None and header_is_whole:
             self._request_by.cancel()
             self._request_by = None
-        elif self._request_by is None and not header_is_whole and self._socket is not None:
-            self._request_by = self.loop.call_later(REQUEST_TIMEOUT_S, self._socket.abort)
+            self.config.slots.waiting.pop(self, None)
+        elif self._request_by is None and not header_is_whole:
+            self._expect_header()
+
+    def give_way(self) -> None:
+        """Close it for a new caller, while it waits for a header."""
+        if self._socket is not None:
+            self._socket.abort()
+        self._release()
 
     def on_response_complete(self) -> None:
         """Start the time in which the caller must take the answer."""
@@ -247,6 +259,11 @@ class _Connection(H11Protocol):
             if self._socket is None:
                 self._release()
 
+    def _expect_header(self) -> None:
+        if self._socket is not None:
+            self._request_by = self.loop.call_later(REQUEST_TIMEOUT_S, self._socket.abort)
+            self.config.slots.waiting[self] = self._peer[0]
+
     def _expect_answer_taken(self) -> None:
         if self._answer_by is not None:
             self._answer_by.cancel()
@@ -258,6 +275,7 @@ class _Connection(H11Protocol):
             self._socket.abort()
 
     def _release(self) -> None:
+        self.config.slots.waiting.pop(self, None)
         if self._slot and not self._answering:
             self._slot = False
             self.config.slots.release(self._peer[0])

@@ -43,9 +43,18 @@ async def broken(_: Request) -> Response:
     raise RuntimeError("it is broken")
 
 
+async def body(request: Request) -> Response:
+    return PlainTextResponse(await request.body())
+
+
 APP = Starlette(
-    routes=[Route("/", small, methods=["GET", "POST"]), Route("/large", large), Route("/broken", broken)]
-)  # fmt: skip
+    routes=[
+        Route("/", small, methods=["GET", "POST"]),
+        Route("/body", body, methods=["POST"]),
+        Route("/large", large),
+        Route("/broken", broken),
+    ]
+)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +82,14 @@ def answered(port: int, trusts: Authority | None = None) -> bool:
 
 def secured(caller: socket.socket, trusts: Authority) -> ssl.SSLSocket:
     return ssl.create_default_context(cafile=trusts.own.cert).wrap_socket(caller, server_hostname="127.0.0.1")
+
+
+def in_request(port: int, address: str) -> socket.socket:
+    """A connection whose request is not answered yet: its body is missing."""
+    caller = socket.create_connection(("127.0.0.1", port), 10, source_address=(address, 0))
+    caller.sendall(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nExpect: 100-continue\r\n\r\n")
+    assert caller.recv(1) == b"H"  # 100 Continue: the page waits for the body
+    return caller
 
 
 def hung_up(caller: socket.socket, sends: bytes = b"") -> bool:
@@ -189,7 +206,9 @@ def test_excess_connections_are_closed_until_others_end(monkeypatch: pytest.Monk
     monkeypatch.setattr(serving, "CONNECTIONS_MAX", 2)
 
     with served_app(APP, PLAIN) as port:
-        with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+        with ExitStack() as held:
+            for _ in range(2):
+                held.enter_context(in_request(port, "127.0.0.1"))
             assert not answered(port)
         eventually(lambda: answered(port), "two have hung up")
 
@@ -198,12 +217,38 @@ def test_one_address_cannot_use_all_connections(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(serving, "ADDRESS_CONNECTIONS_MAX", 2)
 
     with served_app(APP, PLAIN) as port:
-        held = [socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0)) for _ in range(2)]
+        held = [in_request(port, "127.0.0.2") for _ in range(2)]
         with socket.create_connection(("127.0.0.1", port), 10, source_address=("127.0.0.2", 0)) as third:
             assert third.recv(1) == b""
         assert answered(port)
         for each in held:
             each.close()
+
+
+@pytest.mark.parametrize("limit", ["CONNECTIONS_MAX", "ADDRESS_CONNECTIONS_MAX"])
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "by TLS"])
+def test_callers_without_a_header_give_way_to_new_ones_oldest_first(
+    request: pytest.FixtureRequest, ours: Authority, monkeypatch: pytest.MonkeyPatch, secure: bool, limit: str
+) -> None:
+    monkeypatch.setattr(serving, limit, 3)
+
+    with served_app(APP, request.getfixturevalue("encrypted") if secure else PLAIN) as port, ExitStack() as held:
+        slow = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(3)]
+        for each in () if secure else slow:
+            each.sendall(b"GET / HTTP/1.1\r\nHost:")
+
+        assert answered(port, ours if secure else None)
+        assert hung_up(slow[0])
+        assert not hung_up(slow[1])
+
+
+def test_callers_without_a_header_give_way_only_at_their_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "ADDRESS_CONNECTIONS_MAX", 1)
+
+    with served_app(APP, PLAIN) as port, socket.create_connection(("127.0.0.1", port)) as other:
+        for _ in range(3):
+            socket.create_connection(("127.0.0.1", port), 10, source_address=("127.0.0.2", 0)).close()
+        assert not hung_up(other)
 
 
 def test_caller_that_hangs_up_keeps_its_place_until_answered(monkeypatch: pytest.MonkeyPatch) -> None:
