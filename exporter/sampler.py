@@ -129,6 +129,7 @@ class Sampler:
             ended=tuple(container_history.stopped_container_evidence(each) for each in found.ended),
             cpu_idle_s=found.cpu_idle_s,
             dead_s=found.dead_s,
+            dead_processes=found.dead_processes,
             servers=servers,
             tasks=answers.tasks,
             drivers=self._runner.driver_health,

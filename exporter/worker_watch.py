@@ -8,23 +8,25 @@ from exporter.evidence.unknown import UnknownCounter
 from exporter.evidence.worker_liveness import CpuIdleTracker, DeathTracker
 from exporter.model.container import Container
 from exporter.model.thresholds import Thresholds
-from exporter.model.worker import WorkerReading, WorkerReadings
+from exporter.model.worker import DeadProcess, WorkerReading, WorkerReadings
 from exporter.sources import processes
 from exporter.sources.containers.directory import Listings, Running, holding
 from exporter.sources.containers.systemd import Units
+from gpuwarden.procfs import ProcessId
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkersSeen:
     """Workers, with the containers of dead ones; `ended` are such containers that do not run.
 
-    `cpu_idle_s` and `dead_s` are as in `Snapshot`.
+    `cpu_idle_s`, `dead_s` and `dead_processes` are as in `Snapshot`.
     """
 
     workers: WorkerReadings | None
     ended: tuple[Container, ...]
     cpu_idle_s: Mapping[int, float]
     dead_s: Mapping[str, float]
+    dead_processes: Mapping[str, DeadProcess]
 
 
 class WorkerWatch:
@@ -37,6 +39,7 @@ class WorkerWatch:
         self._cpu_histories: dict[tuple[int, int], CpuIdleTracker] = {}
         self._deaths: dict[tuple[str, str], DeathTracker] = {}
         self._last_places: dict[tuple[str, str], Container] = {}
+        self._processes: dict[tuple[str, str], ProcessId] = {}
 
     def observe(
         self, found: WorkerReadings | None, running: Running, listings: Listings, *, now_s: float
@@ -48,7 +51,13 @@ class WorkerWatch:
         if found is not None:
             found = self._locate_dead_workers(found, by_id, listings, ended)
         dead_s = self._measure_deaths(found, {**ended, **by_id}, now_s)
-        return WorkersSeen(workers=found, ended=tuple(ended.values()), cpu_idle_s=cpu_idle_s, dead_s=dead_s)
+        return WorkersSeen(
+            workers=found,
+            ended=tuple(ended.values()),
+            cpu_idle_s=cpu_idle_s,
+            dead_s=dead_s,
+            dead_processes=self._read_dead_processes(found),
+        )
 
     def _locate_dead_workers(
         self, found: WorkerReadings, by_id: Mapping[str, Container], listings: Listings, ended: dict[str, Container]
@@ -56,6 +65,7 @@ class WorkerWatch:
         """Set the containers of dead workers; those that do not run join `ended`.
 
         A dead worker's lock has no holder, so its container is remembered, or is the only one that mounts its folder.
+        If none mounts it, its file names its process.
         """
         trees = {each.pid: each for each in by_id.values() if each.kind == "process"}
         remembered: dict[tuple[str, str], Container] = {}
@@ -68,6 +78,8 @@ class WorkerWatch:
                     place = by_id.get(place.id) or self._units.refresh(place)
                 else:
                     place = locate(place, sighting.folder, listings)
+                    if place is None and is_unmounted(sighting.folder, listings):
+                        place = processes.container_of_dead(sighting.worker)
                 if place is not None and place.id not in by_id:
                     ended[place.id] = place
             elif sighting.container_id is not None:
@@ -80,6 +92,25 @@ class WorkerWatch:
             sightings.append(sighting if dead_in is None else replace(sighting, container_id=dead_in))
         self._last_places = remembered
         return replace(found, workers=tuple(sightings))
+
+    def _read_dead_processes(self, found: WorkerReadings | None) -> dict[str, DeadProcess]:
+        """The process of each dead worker, by name: the last holder of its lock, else the one in its file."""
+        seen = () if found is None else found.workers
+        started = {ProcessId(*process).pid: ProcessId(*process) for process in self._cpu_histories}
+        held: dict[tuple[str, str], ProcessId] = {}
+        dead: dict[str, DeadProcess] = {}
+        live = {each.pid for each in seen if each.alive and each.pid is not None}
+        for sighting in seen:
+            key = sighting.worker.worker, sighting.worker.incarnation
+            process = started.get(sighting.pid or 0) or self._processes.get(key)
+            if process is not None:
+                held[key] = process
+            elif sighting.alive is False:
+                process = processes.of_file(sighting.worker)
+            if sighting.alive is False and process is not None:
+                dead[sighting.worker.worker] = processes.dead_process(process, live)
+        self._processes = held
+        return dead
 
     def _measure_deaths(
         self, found: WorkerReadings | None, places: dict[str, Container], now_s: float
@@ -141,6 +172,16 @@ def sharing(found: WorkerReadings | None) -> Mapping[str, Sequence[WorkerReading
         if each.alive and each.pid is not None and each.container_id is not None:
             found_in.setdefault(each.container_id, []).append(each)
     return found_in
+
+
+def is_unmounted(folder: str, listings: Listings) -> bool:
+    """Whether no container mounts a folder of workers."""
+    asked = holding(listings)
+    return not any(
+        listing is None
+        or any(folder in each.folders for each in (*listing.containers.values(), *listing.down.values()))
+        for listing in asked
+    )
 
 
 def locate(last: Container | None, folder: str, listings: Listings) -> Container | None:

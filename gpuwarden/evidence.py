@@ -64,6 +64,9 @@ class WorkerFacts(ContainerFacts):
     alive: bool | None
     worker_incarnation: str
     worker_pid: int | None = None
+    # Owner of its file; whether its pid or start time is gone, if dead.
+    worker_uid: int | None = None
+    process_ended: bool | None = None
     heartbeat_age_s: float | None
     # Time without CPU time; time with a free lock and an old heartbeat; limit of both.
     cpu_idle_s: float | None

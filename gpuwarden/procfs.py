@@ -50,6 +50,24 @@ class ProcessId(NamedTuple):
             return False
         return int(fields[19]) == self.start_ticks and not has_ended(fields)
 
+    def has_ended(self) -> bool | None:
+        """Whether it has ended; `None` if unreadable."""
+        try:
+            os.kill(self.pid, 0)  # also if /proc hides it (hidepid)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        try:
+            fields = stat(self.pid)
+        except OSError:
+            return None
+        return int(fields[19]) != self.start_ticks or has_ended(fields)
+
+    def led(self, stat: Sequence[str]) -> bool:
+        """Whether it leads a process's group or session."""
+        return str(self.pid) in stat[2:4]
+
     @contextmanager
     def opened(self) -> Iterator[int]:
         """Open a pidfd of this process.
@@ -77,6 +95,14 @@ def start_ticks(pid: int, *, proc: Path = PROC) -> int:
     """
     # Called hundreds of times a second.
     return int(read(f"{proc}/{pid}/stat").rpartition(b")")[2].split(None, 20)[19])
+
+
+def pid_namespace() -> int | None:
+    """The inode of this process's pid namespace."""
+    try:
+        return (PROC / "self" / "ns" / "pid").stat().st_ino
+    except OSError:
+        return None
 
 
 def stat(pid: int, *, proc: Path = PROC) -> list[str]:

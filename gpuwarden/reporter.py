@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Self
 from uuid import uuid4
 
-from gpuwarden import clock, state_file
+from gpuwarden import clock, procfs, state_file
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import atomic_write
 from gpuwarden.job import HEARTBEAT_S, JobClass, Phase
@@ -137,6 +137,8 @@ class Reporter:
             started=now,
             heartbeat=now,
             loop=now,
+            start_ticks=_own_start_ticks(),
+            pid_namespace=procfs.pid_namespace(),
         )
         self._job: JobFile | None = None
         self._busy_timeout_s: float | None = None
@@ -384,6 +386,13 @@ class Reporter:
 def _boottime_ahead_s() -> float:
     """CLOCK_BOOTTIME less CLOCK_MONOTONIC: suspended time, seconds."""
     return clock.boottime_s() - time.monotonic()
+
+
+def _own_start_ticks() -> int | None:
+    try:
+        return procfs.start_ticks(os.getpid())
+    except OSError:
+        return None
 
 
 def _to_long_steps(steps: Steps, ahead_s: float | None) -> tuple[LongStep, ...]:

@@ -81,7 +81,7 @@ class Stamp:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerFile:
-    """A worker. `heartbeat` is from its process, `loop` from its main loop."""
+    """A worker. `heartbeat` is from its process, `loop` from its main loop; `pid` is in `pid_namespace` (an inode)."""
 
     worker: str
     incarnation: str
@@ -90,6 +90,8 @@ class WorkerFile:
     started: Stamp
     heartbeat: Stamp
     loop: Stamp
+    start_ticks: int | None = None
+    pid_namespace: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +194,8 @@ def parse_worker(text: str) -> WorkerFile:
         started=fields.stamp("started"),
         heartbeat=fields.stamp("heartbeat"),
         loop=fields.stamp("loop"),
+        start_ticks=fields.count("start_ticks") if fields.has("start_ticks") else None,
+        pid_namespace=fields.count("pid_namespace") if fields.has("pid_namespace") else None,
     )
 
 

@@ -125,6 +125,7 @@ class ContainerState:
         starting: the engine waits for it to come up.
         log_file: its log, if it is a separate file.
         session: the session of its processes, if no cgroup holds them.
+        startable: false for processes that a dead worker in no container left.
     """
 
     kind: str
@@ -141,6 +142,7 @@ class ContainerState:
     starting: bool = False
     log_file: str | None = None
     session: int | None = None
+    startable: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ def worker_evidence(worker: str, snapshot: Snapshot, *, now: Stamp) -> WorkerFac
     place = snapshot.container_of(sighting)
     if place is not None and not place.container.listed:
         place = None  # its engine does not answer, so no action may rely on it
-    count = None if place is None else _live_workers_in(place, workers, snapshot)
+    count = None if place is None else _live_workers_in(place, sighting, workers, snapshot)
     return _facts(snapshot, sighting, place, count, sample_age_s)
 
 
@@ -39,6 +39,7 @@ def _facts(
 ) -> WorkerFacts:
     taken, job, timeouts = snapshot.taken, sighting.job, snapshot.thresholds.timeouts
     pauses = place.pauses if place else ()
+    dead = snapshot.dead_processes.get(sighting.worker.worker)
     return WorkerFacts(
         **_container_facts(snapshot, place, sample_age_s),
         worker=sighting.worker.worker,
@@ -46,6 +47,8 @@ def _facts(
         worker_incarnation=sighting.worker.incarnation,
         heartbeat_age_s=sighting.worker.heartbeat.age_s(taken),
         worker_pid=sighting.pid,
+        worker_uid=sighting.uid,
+        process_ended=dead.ended if dead else None,
         cpu_idle_s=snapshot.cpu_still_of(sighting),
         dead_s=snapshot.dead_s.get(sighting.worker.worker),
         dead_after_s=snapshot.thresholds.dead_after_s,
@@ -129,11 +132,16 @@ def _message(unknown: object) -> str | None:
     return unknown.message if isinstance(unknown, Unknown) else None
 
 
-def _live_workers_in(place: ContainerEvidence, workers: WorkerReadings, snapshot: Snapshot) -> int | None:
+def _live_workers_in(
+    place: ContainerEvidence, sighting: WorkerReading, workers: WorkerReadings, snapshot: Snapshot
+) -> int | None:
     """Count a container's live workers; `None` if some may be unknown."""
     if may_have_unknown_workers(place.container, workers, (each.container for each in snapshot.containers)):
         return None
-    return sum(sighting.alive is True and snapshot.container_of(sighting) is place for sighting in workers.workers)
+    if sighting.alive is False and place.container.kind == "process":
+        dead = snapshot.dead_processes.get(sighting.worker.worker)
+        return None if dead is None else dead.live_workers
+    return sum(each.alive is True and snapshot.container_of(each) is place for each in workers.workers)
 
 
 def _driver_pids(snapshot: Snapshot) -> dict[str, list[int] | None] | None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # keeps driver processes small
     from gpuwarden.state_file import JobFile, Stamp
 from exporter.model.container import ContainerEvidence, GpuShare, ServerEvidence
 from exporter.model.gpu import GpuReadings, GpuTotals
-from exporter.model.worker import TaskReadings, WorkerReading, WorkerReadings
+from exporter.model.worker import DeadProcess, TaskReadings, WorkerReading, WorkerReadings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,8 @@ class Snapshot:
     """Stopped containers of dead workers."""
     dead_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds since each worker's lock became free."""
+    dead_processes: Mapping[str, DeadProcess] = field(default_factory=dict)
+    """By worker."""
     cpu_idle_s: Mapping[int, float] = field(default_factory=dict)
     """Seconds without CPU time, by pid."""
     servers: tuple[ServerEvidence, ...] | None = None

@@ -16,6 +16,7 @@ class WorkerReading:
         alive: whether the lock is held, if known.
         pid: the lock holder's host pid.
         container_id: also of its last container.
+        uid: owner of its file.
     """
 
     worker: "WorkerFile"
@@ -24,6 +25,14 @@ class WorkerReading:
     pid: int | None
     container_id: str | None
     folder: str = ""
+    uid: int | None = None
+
+
+class DeadProcess(NamedTuple):
+    """The process of a dead worker. `live_workers`: in the session or group that it led."""
+
+    ended: bool | None
+    live_workers: int | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,10 @@ from typing import Final
 
 from exporter.evidence.process_ownership import ProcessOrigin
 from exporter.model.container import Container
-from exporter.model.worker import CpuUse
+from exporter.model.worker import CpuUse, DeadProcess
 from gpuwarden import clock, gpu_names, procfs
+from gpuwarden.procfs import ProcessId
+from gpuwarden.state_file import PID_MAX, WorkerFile
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 """The unit of /proc/PID/statm (proc_pid_statm(5)); up to 65536 on ARM."""
@@ -24,15 +26,40 @@ def container(pid: int, worker: str, *, proc: Path = procfs.PROC) -> Container:
     Raises:
         OSError: the process ended or is not readable.
     """
-    ticks = procfs.start_ticks(pid, proc=proc)
+    process = ProcessId.of(pid, proc=proc)
+    return _container(process, worker, clock.boot_id(), pid=pid, gpu_request=gpu_request(pid, proc=proc))
+
+
+def container_of_dead(worker: WorkerFile) -> Container | None:
+    """As `container`, of a dead worker; see `of_file`."""
+    process = of_file(worker)
+    return None if process is None else _container(process, worker.worker, worker.started.boot_id)
+
+
+def of_file(worker: WorkerFile) -> ProcessId | None:
+    """The process in a worker's file, if of this pid namespace."""
+    own = worker.pid_namespace is not None and worker.pid_namespace == procfs.pid_namespace()
+    if not own or worker.start_ticks is None or not 1 < worker.pid <= PID_MAX:
+        return None
+    return ProcessId(worker.pid, worker.start_ticks)
+
+
+def _container(
+    process: ProcessId, worker: str, boot_id: str, *, pid: int = 0, gpu_request: tuple[str, ...] | None = None
+) -> Container:
+    full_id = f"process:{process.pid}:{process.start_ticks}"
     return Container(
-        kind="process",
-        id=f"process:{pid}:{ticks}",
-        name=worker,
-        incarnation=f"process:{pid}:{ticks}@{clock.boot_id()}",
-        pid=pid,
-        gpu_request=gpu_request(pid, proc=proc),
+        kind="process", id=full_id, name=worker, incarnation=f"{full_id}@{boot_id}", pid=pid, gpu_request=gpu_request
     )
+
+
+def dead_process(process: ProcessId, pids: Iterable[int]) -> DeadProcess:
+    """The process of a dead worker; `pids` are live workers."""
+    try:
+        led = sum(process.led(procfs.stat(pid)) for pid in pids)
+    except OSError:
+        return DeadProcess(ended=process.has_ended(), live_workers=None)
+    return DeadProcess(ended=process.has_ended(), live_workers=led)
 
 
 def gpu_request(pid: int, *, proc: Path = procfs.PROC) -> tuple[str, ...] | None:

@@ -39,7 +39,12 @@ def open_regular(path: Path | str) -> int:
 
 
 def read_text(path: Path | str) -> str:
-    """Read a file, at most one byte too many.
+    """See `read_owned`."""
+    return read_owned(path)[0]
+
+
+def read_owned(path: Path | str) -> tuple[str, int]:
+    """Read a file, at most one byte too many, and the uid of its owner.
 
     Raises:
         OSError: it cannot be read.
@@ -47,6 +52,7 @@ def read_text(path: Path | str) -> str:
     """
     descriptor = open_regular(path)
     try:
+        uid = os.fstat(descriptor).st_uid
         data = os.read(descriptor, SIZE_MAX_BYTES + 1)
         while len(data) <= SIZE_MAX_BYTES and (more := os.read(descriptor, SIZE_MAX_BYTES + 1 - len(data))):
             data += more
@@ -55,6 +61,6 @@ def read_text(path: Path | str) -> str:
     if len(data) > SIZE_MAX_BYTES:
         raise StateFileError("oversized", f"over {SIZE_MAX_BYTES} bytes")
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8"), uid
     except UnicodeDecodeError:
         raise StateFileError("not_json", "not UTF-8") from None

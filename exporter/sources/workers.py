@@ -124,7 +124,8 @@ _JOB_FILES: Final[_ParseCache[JobFile]] = _ParseCache()
 
 def _read_worker(directory: Path, folder: str, base: str, proc: Path, invalid: InvalidFiles) -> WorkerReading:
     stem = f"{directory}/{folder}/{base}"
-    worker = _WORKER_FILES.read(untrusted_files.read_text(stem + state_file.WORKER_SUFFIX), state_file.parse_worker)
+    text, uid = untrusted_files.read_owned(stem + state_file.WORKER_SUFFIX)
+    worker = _WORKER_FILES.read(text, state_file.parse_worker)
     if worker.worker != base:
         raise StateFileError("name", f"the content has worker {worker.worker}")
     alive, pid = _lock(stem + state_file.LOCK_SUFFIX, invalid)
@@ -143,6 +144,7 @@ def _read_worker(directory: Path, folder: str, base: str, proc: Path, invalid: I
         pid=pid,
         container_id=container_id,
         folder=folder,
+        uid=uid,
     )
 
 

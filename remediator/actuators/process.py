@@ -11,14 +11,18 @@ The file is TOML. A worker opts in by being listed:
 The handle is the worker's name. During a start, `.starting` next to the pid file holds a mark that the environment has
 too: after a crash the process is found by it. Each process leads its own session and is stopped with its children.
 Signals go through a pidfd (Linux 5.3), so that a reused pid is never hit.
+
+Of a dead worker that is not listed, only the orphans are ended.
 """
 
 import errno
 import os
+import re
 import secrets
 import signal
 import time
 import tomllib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -37,6 +41,12 @@ MARK: Final = "GPUWARDEN_STARTED_AS"
 
 POLL_S: Final = 0.05
 KILL_WAIT_S: Final = 5.0
+
+
+ORPHANS: Final = "orphans"
+"""Kind of container."""
+
+_ORPHANS: Final = re.compile(r"(?P<worker>\S+) process:(?P<pid>[0-9]+):(?P<ticks>[0-9]+)@(?P<boot>\S+) (?P<uid>[0-9]+)")
 
 
 class _Command(BaseModel):
@@ -128,6 +138,65 @@ class ProcessActuator:
             raise ActuatorError(f"worker {handle} is not listed in the file of supervised workers") from None
 
 
+class OrphanActuator:
+    """Ends the orphans of a dead worker in no container: its user's processes in the group or session that it led."""
+
+    def look(self, handle: str, *, cgroup: str | None = None) -> ContainerState:  # noqa: ARG002 - part of the protocol
+        """See `Actuator.look`."""
+        found = _parts(handle)
+        process = ProcessId(int(found["pid"]), int(found["ticks"]))
+        pids = frozenset(each.pid for each in self._orphans(handle))
+        return ContainerState(
+            kind=ORPHANS,
+            handle=handle,
+            name=found["worker"],
+            incarnation=handle.split()[1],
+            running=bool(pids),
+            managed=True,
+            pids=pids,
+            cgroup=None,
+            session=process.pid,
+            startable=False,
+        )
+
+    def stop(self, handle: str, *, grace_s: float) -> None:
+        """See `Actuator.stop`."""
+        if not _end_all(lambda: self._orphans(handle), grace_s=grace_s):
+            raise ActuatorError(f"processes that worker {_parts(handle)['worker']} left still run after SIGKILL")
+
+    def start(self, handle: str) -> None:
+        """Refuse: its command is unknown."""
+        raise ActuatorError(f"worker {_parts(handle)['worker']} is not listed in a file of supervised workers")
+
+    def _orphans(self, handle: str) -> list[ProcessId]:
+        found = _parts(handle)
+        leader = ProcessId(int(found["pid"]), int(found["ticks"]))
+        if found["boot"] != clock.boot_id():
+            return []
+        if leader.has_ended() is not True:
+            raise ActuatorError(f"process {leader.pid} of worker {found['worker']} runs, or cannot be read")
+        return [each for each in _session(leader) if _is_owned(each.pid, int(found["uid"]))]
+
+
+def orphans_handle(worker: str, incarnation: str, uid: int) -> str:
+    """Handle of a dead worker's orphans."""
+    return f"{worker} {incarnation} {uid}"
+
+
+def _parts(handle: str) -> re.Match[str]:
+    found = _ORPHANS.fullmatch(handle)
+    if found is None:
+        raise ActuatorError(f"{handle[:200]!r} names no process of a worker")
+    return found
+
+
+def _is_owned(pid: int, uid: int) -> bool:
+    try:
+        return (procfs.PROC / str(pid)).stat().st_uid == uid
+    except OSError:
+        return False
+
+
 def _mark_file(pid_file: Path) -> Path:
     return pid_file.with_name(f"{pid_file.name}.starting")
 
@@ -186,11 +255,15 @@ def _runs(process: ProcessId) -> bool:
 
 def _end(leader: ProcessId, *, grace_s: float) -> bool:
     """Stop a session. Returns whether all its processes ended."""
+    return _end_all(lambda: _session(leader), grace_s=grace_s)
+
+
+def _end_all(listed: Callable[[], list[ProcessId]], *, grace_s: float) -> bool:
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_WAIT_S)):
-        for process in _session(leader):
+        for process in listed():
             _signal(process, number)
         deadline_s = time.monotonic() + wait_s
-        while left := _session(leader):
+        while left := listed():
             if time.monotonic() >= deadline_s:
                 break
             if number is signal.SIGKILL:  # also children forked during the listing
@@ -203,9 +276,9 @@ def _end(leader: ProcessId, *, grace_s: float) -> bool:
 
 
 def _session(leader: ProcessId) -> list[ProcessId]:
-    """List the living processes of a leader's session, with the leader.
+    """List the living processes of a leader's session and process group, with the leader.
 
-    The kernel does not reuse a pid while a session has it. A leader with another start time means the session is over.
+    The kernel does not reuse a pid while one of them has it. A leader with another start time means that they are over.
     """
     _reap(leader.pid)
     with suppress(OSError):
@@ -218,7 +291,7 @@ def _session(leader: ProcessId) -> list[ProcessId]:
                 fields = procfs.stat(int(entry.name))
             except OSError:
                 continue
-            if int(fields[3]) == leader.pid and not procfs.has_ended(fields):
+            if leader.led(fields) and not procfs.has_ended(fields):
                 found.append(ProcessId(int(entry.name), int(fields[19])))
     return found
 

@@ -8,6 +8,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.evidence import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.procfs import ProcessId
 from remediator.actuators import ENGINES, Actuator
+from remediator.actuators.process import ORPHANS, orphans_handle
 from remediator.clients.exporter import ExporterClient, WorkerUnseenError
 from remediator.clients.job_queue import Queue
 from remediator.executor import signal_worker
@@ -195,6 +196,8 @@ class FactsReader:
         elif evidence is not None and evidence.container_kind and evidence.container_id and evidence.container:
             kind, group = evidence.container_kind, None
             handle = evidence.container if kind == "process" else evidence.container_id
+            if isinstance(evidence, WorkerFacts) and evidence.alive is False and self._is_unlisted(kind, handle):
+                return self._orphans(evidence, unknown)
         elif evidence is not None and (accused := _container_id_in_alert(episode)) is not None:
             return self._find_container(accused, unknown)
         else:
@@ -205,6 +208,30 @@ class FactsReader:
             return None, False
         try:
             return actuator.look(handle, cgroup=group), True
+        except GpuwardenError as error:
+            unknown.append(str(error))
+            return None, False
+
+    def _is_unlisted(self, kind: str, handle: str) -> bool:
+        """Whether this is a process that is not supervised."""
+        supervised = self._actuators.get("process")
+        try:
+            return kind == "process" and (supervised is None or supervised.look(handle) is None)
+        except GpuwardenError:
+            return False  # read again, and recorded, by the caller
+
+    def _orphans(self, evidence: WorkerFacts, unknown: list[str]) -> tuple[ContainerState | None, bool]:
+        """Read what a dead worker in no container left."""
+        actuator = self._actuators.get(ORPHANS)
+        if actuator is None or evidence.process_ended is None or evidence.worker_uid is None:
+            unknown.append("the exporter does not know whether the worker's process has ended")
+            return None, False
+        if not evidence.process_ended:
+            unknown.append("the worker's process runs, although its lock is free")
+            return None, False
+        handle = orphans_handle(evidence.worker, str(evidence.container_incarnation), evidence.worker_uid)
+        try:
+            return actuator.look(handle), True
         except GpuwardenError as error:
             unknown.append(str(error))
             return None, False

@@ -13,7 +13,7 @@ from gpuwarden.fields import made_from
 from gpuwarden.reporter import host_key
 from remediator.actuators import Actuator
 from remediator.actuators.docker import DockerActuator
-from remediator.actuators.process import ProcessActuator
+from remediator.actuators.process import ORPHANS, OrphanActuator, ProcessActuator
 from remediator.actuators.systemd import SystemdActuator
 from remediator.capture.capture import CaptureRunner, find_py_spy
 from remediator.clients.alertmanager import Silences
@@ -59,6 +59,7 @@ def execute(settings: ExecuteSettings) -> None:
             actuators["systemd"] = SystemdActuator(settings.systemd_unit)
         if settings.processes is not None:
             actuators["process"] = ProcessActuator(settings.processes)
+        actuators[ORPHANS] = OrphanActuator()
         silences = None
         if settings.alertmanager:
             silences = parts.enter_context(closing(Silences(settings.alertmanager)))

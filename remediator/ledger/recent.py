@@ -64,7 +64,7 @@ def recent_activity(
     freed_at = [
         row.entered_at
         for row in frees
-        if (row.host, row.data["handle"]) == (action.host, action.handle) and row.stage not in NOT_RESTARTED
+        if target(row.host, row.data["handle"]) == action.target and row.stage not in NOT_RESTARTED
     ]
     beside = [
         row.entered_at if row.stage in OVER else now

@@ -445,8 +445,8 @@ def is_untouched(facts: Facts) -> bool:
 
 
 def target(host: str, handle: str) -> str:
-    """Return the key of a container, unique in the fleet."""
-    return f"{host}/{handle}"
+    """Return the key of a container, unique in the fleet. The first word of a handle survives a restart."""
+    return f"{host}/{handle.partition(' ')[0]}"
 
 
 def begins_s(pause: Order, now: float) -> float:

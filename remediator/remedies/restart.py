@@ -73,6 +73,9 @@ def _start_stopped(facts: Facts, free: Intent) -> Step:
     container = facts.container
     if container is None:
         return Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.CONTAINER_GONE, message="the container is gone")
+    if not container.startable:
+        message = "nothing is known to start this worker: start it, if you need it"
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.ENDED_ELSEWHERE, message=message)
     if container.running:
         runs_on = container.incarnation == free.key
         reason = Reason.REPLACED if runs_on else Reason.STARTED_ELSEWHERE
@@ -176,7 +179,7 @@ def close(free: Intent, settle: Intent | None) -> Step:
     if free.stage is Stage.DONE:
         settled = settle is not None and settle.stage is Stage.DONE
         job = "its job is settled" if settled else "it had no job to settle"
-        return Close(outcome=Outcome.FIXED, reason=Reason.DONE, message=f"the container was restarted and {job}")
+        return Close(outcome=Outcome.FIXED, reason=Reason.DONE, message=f"every step is done, and {job}")
     parts = f"restart {free.stage}" + ("" if settle is None else f", settle {settle.stage}")
     return Close(outcome=Outcome.PARTLY, reason=Reason.GIVEN_UP, message=parts)
 

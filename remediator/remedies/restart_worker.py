@@ -129,7 +129,7 @@ def _consider(facts: Facts) -> Step:
         return restart.wait_for_evidence(facts, Reason.UNCONFIRMED, f"not confirmed on this host: {found.message}")
     if (excuse := _reason_to_close(facts, evidence)) is not None:
         return Close(outcome=Outcome.SUPERSEDED, reason=excuse[0], message=excuse[1])
-    container = facts.container
+    container = facts.container or _removed(facts, evidence)
     if container is None or evidence.container_incarnation is None:
         return restart.wait_for_evidence(
             facts, Reason.NO_CONTAINER, f"the worker's container is unknown: {facts.unknown or 'not seen'}"
@@ -139,8 +139,7 @@ def _consider(facts: Facts) -> Step:
     if not facts.armed:
         if episode.dry_run_recorded:
             return Wait(reason=Reason.DRY_RUN, message="dry run: would act")
-        actions = "settle and leave it down" if container.left_down else f"stop {container.name}, settle and start"
-        return WouldAct(message=f"would fence job {episode.job_id}, {actions}: {found.message}")
+        return WouldAct(message=f"would fence job {episode.job_id}, {_actions(container)}: {found.message}")
     return Begin(
         condition=condition,
         free_key=container.incarnation,
@@ -155,6 +154,23 @@ def _consider(facts: Facts) -> Step:
         cgroup=container.cgroup,
         gone=evidence.alive is False and not container.pids,
     )
+
+
+def _removed(facts: Facts, evidence: WorkerFacts) -> ContainerState | None:
+    """The container of a dead worker, if its engine has it no more: only the job is left to settle."""
+    kind, handle = evidence.container_kind, evidence.container_id
+    if not (facts.container_known and evidence.process_ended and evidence.alive is False and kind and handle):
+        return None
+    return ContainerState(
+        kind=kind, handle=handle, name=evidence.container or handle, incarnation=evidence.container_incarnation or "",
+        running=False, managed=True, pids=frozenset(), cgroup=None, startable=False,
+    )  # fmt: skip
+
+
+def _actions(container: ContainerState) -> str:
+    if not container.startable:
+        return f"end the processes {sorted(container.pids)} that it left, and settle" if container.pids else "settle"
+    return "settle and leave it down" if container.left_down else f"stop {container.name}, settle and start"
 
 
 def _close_other_attempt(facts: Facts, evidence: WorkerFacts) -> Step:
@@ -203,6 +219,8 @@ def _check_container(facts: Facts, container: ContainerState, evidence: WorkerFa
         message = f"container {container.name} is paused: unpause it first"
         return restart.wait_for_evidence(facts, Reason.CONTAINER_PAUSED, message)
     count, own = evidence.container_workers, 1 if evidence.alive else 0
+    if not container.startable and not container.pids:
+        count = own  # nothing is stopped
     if count is None:
         message = f"number of workers in container {container.name} unknown"
         return restart.wait_for_evidence(facts, Reason.UNCONFIRMED, message)
@@ -305,7 +323,10 @@ def _stop_if_confirmed(facts: Facts, free: Intent) -> Step:
         return Wait(reason=Reason.DRY_RUN, message="disarmed: nothing is stopped")
     if found.confirmed:
         unfenced = settle is not None and settle.stage is Stage.PLANNED
-        step = Stop(message=figures + ("; not fenced yet: the queue accepts no write" if unfenced else ""))
+        figures += "; not fenced yet: the queue accepts no write" if unfenced else ""
+        if facts.container is not None and not facts.container.startable:
+            figures += f"; it left the processes {sorted(facts.container.pids)}"
+        step = Stop(message=figures)
         return step if fenced else restart.warned_first(facts, free, step)
     if evidence is not None and _has_other_work(facts, free, evidence):
         message = "the reported attempt is over and its worker runs on"

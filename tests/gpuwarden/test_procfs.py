@@ -76,6 +76,43 @@ def test_process_runs_until_it_ends_even_as_a_zombie(sleeper: "subprocess.Popen[
     assert (ran, zombie, process.runs()) == (True, False, False)
 
 
+def refuse_to_read(*_: object) -> bytes:
+    raise FileNotFoundError
+
+
+def test_process_has_ended_when_its_pid_or_start_time_is_gone(
+    sleeper: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = ProcessId.of(sleeper.pid)
+    reused = ProcessId(sleeper.pid, process.start_ticks - 1)
+    seen = [process.has_ended(), reused.has_ended()]
+    with monkeypatch.context() as hidden:
+        hidden.setattr(procfs, "read", refuse_to_read)
+        seen.append(process.has_ended())
+    sleeper.kill()
+    eventually(lambda: procfs.stat(sleeper.pid)[0] == "Z", "it is a zombie")
+    seen.append(process.has_ended())
+    sleeper.wait()
+
+    assert [*seen, process.has_ended()] == [False, True, None, True, True]
+
+
+def test_process_of_another_user_has_not_ended() -> None:
+    def refuse(_: int, __: int) -> None:
+        raise PermissionError
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "kill", refuse)
+
+        assert ProcessId.of(os.getpid()).has_ended() is False
+
+
+def test_pid_namespace_is_that_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert procfs.pid_namespace() == Path("/proc/self/ns/pid").stat().st_ino
+    monkeypatch.setattr(procfs, "PROC", tmp_path)
+    assert procfs.pid_namespace() is None
+
+
 def test_later_process_with_the_same_pid_is_another_one(sleeper: "subprocess.Popen[bytes]") -> None:
     before = ProcessId(sleeper.pid, procfs.start_ticks(sleeper.pid) - 1)
 

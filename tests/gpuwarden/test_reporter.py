@@ -20,6 +20,7 @@ import pytest
 
 from exporter.model.worker import WorkerReading
 from exporter.sources import workers
+from gpuwarden import procfs
 from gpuwarden import reporter as reporter_module
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.reporter import HostKeyError, LockHeldError, Reporter, StateFolderError, host_key
@@ -103,6 +104,8 @@ def test_lock_of_a_live_worker_shows_its_pid(start: Callable[..., Any], host_dir
 
     found = seen(host_dir)
     assert (found.alive, found.pid, found.worker.pid) == (True, process.pid, process.pid)
+    assert found.worker.start_ticks == procfs.start_ticks(process.pid)
+    assert found.worker.pid_namespace == procfs.pid_namespace()
 
 
 def test_killed_worker_leaves_its_files_and_a_free_lock(start: Callable[..., Any], host_dir: Path) -> None:

@@ -64,6 +64,7 @@ stamps = st.builds(Stamp, boottime_s=durations, boot_id=texts, unix_s=durations)
 workers = st.builds(
     WorkerFile,
     worker=names, incarnation=texts, queue=texts, pid=counts, started=stamps, heartbeat=stamps, loop=stamps,
+    start_ticks=st.none() | counts, pid_namespace=st.none() | counts,
 )  # fmt: skip
 long_steps = st.lists(
     st.builds(LongStep, took_s=durations, began_s=st.none() | durations), max_size=16

@@ -1,16 +1,18 @@
 """The answers of `/evidence` for a literal snapshot."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from exporter.evidence.container_history import stopped_container_evidence
 from exporter.http import evidence
 from exporter.model.container import GpuShare
 from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
 from exporter.model.timeouts import PhaseTimeouts
 from exporter.model.unknown import Unknown
-from exporter.model.worker import WorkerReadings
+from exporter.model.worker import DeadProcess, WorkerReadings
 from gpuwarden.job import Phase
 from gpuwarden.state_file import LongStep
 from tests.exporter import builders as build
@@ -111,6 +113,32 @@ def test_lost_time_only_of_gpus_with_a_uuid() -> None:
 
     assert found is not None
     assert found.lost_gpus_s == {"GPU-1": 42.0}
+
+
+@pytest.mark.parametrize(
+    ("process", "ended", "workers"),
+    [
+        pytest.param(DeadProcess(ended=True, live_workers=2), True, 2, id="ended, and leads two live workers"),
+        pytest.param(DeadProcess(ended=None, live_workers=None), None, None, id="unreadable"),
+        pytest.param(None, None, None, id="unknown"),
+    ],
+)
+def test_evidence_of_a_dead_worker_in_no_container_has_its_process(
+    process: DeadProcess | None, ended: bool | None, workers: int | None
+) -> None:
+    bare = build.container(kind="process", id="process:9:1", pid=0)
+    seen = build.sighting(alive=False, pid=None, container_id=bare.id, uid=1000)
+    taken = replace(
+        build.snapshot(seen),
+        ended=(stopped_container_evidence(bare),),
+        dead_processes={} if process is None else {"w0": process},
+    )
+
+    found = evidence.worker_evidence("w0", taken, now=build.ago(0))
+
+    assert found is not None
+    assert (found.container_id, found.worker_uid) == ("process:9:1", 1000)
+    assert (found.process_ended, found.container_workers) == (ended, workers)
 
 
 @pytest.mark.parametrize(

@@ -482,14 +482,99 @@ def test_killed_bare_worker_is_logged_once(house: Path, start_worker: StartWorke
 
 @pytest.mark.parametrize("job_id", [None, 7])
 def test_dead_worker_in_an_unknown_container_is_logged_only_with_a_job(
-    job_id: int | None, house: Path, start_worker: StartWorker, logged: LogCapture
+    job_id: int | None,
+    house: Path,
+    start_worker: StartWorker,
+    logged: LogCapture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     start_worker("w0", job_id=job_id).kill()
+    monkeypatch.setattr(procfs, "pid_namespace", lambda: 1)
     found = sampler(house, dead_after_s=0.2)
 
     eventually(lambda: (evidence_of(found.sample()).dead_s or 0.0) >= 0.2)
 
     assert [each["container"] for each in logged.entries] == ([] if job_id is None else [None])
+
+
+def test_new_exporter_knows_the_process_of_a_killed_bare_worker(house: Path, start_worker: StartWorker) -> None:
+    worker = start_worker("w0", job_id=7)
+    alive = evidence_of(sampler(house).sample())
+    worker.kill()
+
+    found = sampler(house)
+    dead, later = evidence_of(found.sample()), evidence_of(found.sample())
+
+    assert (alive.process_ended, alive.worker_uid) == (None, os.getuid())
+    assert (dead.alive, dead.container_kind, dead.container, dead.process_ended) == (False, "process", "w0", True)
+    assert dead.container_incarnation == alive.container_incarnation
+    assert (dead.container_workers, dead.worker_uid) == (0, os.getuid())
+    assert (later.dead_s or 0.0) > 0.0
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["Docker is silent", "two containers mount it"])
+def test_file_in_a_folder_that_containers_may_mount_names_no_process(
+    silent: bool, house: Path, start_worker: StartWorker
+) -> None:
+    start_worker("w0", job_id=7).kill()
+    mounts = replace(RUNNING, folders=("w0",))
+    docker = Docker(mounts, replace(mounts, id="cd" * 32))
+    docker.silent = silent
+
+    dead = evidence_of(sampler(house, docker).sample())
+
+    assert (dead.alive, dead.container) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("file", "ended"),
+    [
+        pytest.param({}, True, id="start time gone"),
+        pytest.param({"start_ticks": procfs.start_ticks(os.getpid())}, False, id="runs without its lock"),
+        pytest.param({"start_ticks": None}, None, id="no start time"),
+        pytest.param({"pid_namespace": 1}, None, id="other pid namespace"),
+        pytest.param({"pid_namespace": None}, None, id="older worker"),
+        pytest.param({"pid": 0}, None, id="no pid"),
+        pytest.param({"pid": 2**40}, None, id="impossible pid"),
+    ],
+)
+def test_process_of_a_dead_worker_has_ended_or_is_unknown(
+    file: dict[str, int | None], ended: bool | None, house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own: dict[str, Any] = {"pid": os.getpid(), "start_ticks": 1, "pid_namespace": procfs.pid_namespace(), **file}
+    dead = replace(DEAD, worker=replace(DEAD.worker, **own))
+
+    found = evidence_of(sample_with(sampler(house), monkeypatch, dead))
+
+    assert found.process_ended is ended
+    assert (found.container_kind == "process") is (ended is not None)
+
+
+def test_process_of_a_dead_worker_is_the_last_holder_of_its_lock(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = replace(ALIVE, pid=os.getpid(), container_id=None)
+    found = sampler(house)
+    sample_with(found, monkeypatch, bare)
+    named = replace(DEAD.worker, pid=os.getpid(), start_ticks=1, pid_namespace=procfs.pid_namespace())
+
+    dead = evidence_of(sample_with(found, monkeypatch, replace(DEAD, worker=named)))
+
+    assert (dead.container_kind, dead.process_ended) == ("process", False)
+
+
+def test_live_workers_in_the_group_of_a_dead_one_are_counted() -> None:
+    leader = subprocess.Popen(["sleep", "600"], process_group=0)
+    member = subprocess.Popen(["sleep", "600"], process_group=leader.pid)
+    process = procfs.ProcessId.of(leader.pid)
+    leader.kill()
+    leader.wait()
+
+    dead = processes.dead_process(process, [member.pid, os.getpid()])
+    member.kill()
+    member.wait()
+    unknown = processes.dead_process(process, [member.pid])
+
+    assert dead == (True, 1)
+    assert unknown == (True, None)
 
 
 def test_folder_of_a_worker_is_read(house: Path, start_worker: StartWorker) -> None:

@@ -16,7 +16,7 @@ from gpuwarden import clock, procfs
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.procfs import ProcessId
 from remediator.actuators import ActuatorError, process
-from remediator.actuators.process import ProcessActuator
+from remediator.actuators.process import OrphanActuator, ProcessActuator, orphans_handle
 from tests.waiting import eventually
 
 # Prints when it is ready: an earlier signal would find Python still starting.
@@ -403,6 +403,109 @@ def test_children_that_outlive_the_worker_are_listed_and_stopped(supervised: Sup
     assert after is not None
     assert after.pids == frozenset()
     assert not lives(child)
+
+
+# --- orphans of a worker that is not listed
+
+
+class Family:
+    """A shell and its child, both in the process group that the shell leads."""
+
+    def __init__(self, *, session: bool = False) -> None:
+        self.parent = subprocess.Popen(
+            ["sh", "-c", "sleep 600 & echo $!; wait"],
+            stdout=subprocess.PIPE, text=True, process_group=None if session else 0, start_new_session=session,
+        )  # fmt: skip
+        assert self.parent.stdout
+        with self.parent.stdout as output:
+            self.child = int(output.readline())
+        self.process = ProcessId.of(self.parent.pid)
+
+    def handle(self, *, boot_id: str | None = None, uid: int | None = None) -> str:
+        incarnation = f"process:{self.process.pid}:{self.process.start_ticks}@{boot_id or clock.boot_id()}"
+        return orphans_handle("w1", incarnation, os.getuid() if uid is None else uid)
+
+    def kill_parent(self) -> None:
+        self.parent.kill()
+        self.parent.wait()
+
+
+@pytest.fixture(params=[False, True], ids=["process group", "session"])
+def family(request: pytest.FixtureRequest) -> Iterator[Family]:
+    found = Family(session=request.param)
+    yield found
+    if found.parent.returncode is None:
+        found.kill_parent()
+    if lives(found.child):
+        os.kill(found.child, signal.SIGKILL)
+
+
+def test_children_that_a_dead_worker_left_are_listed_and_stopped(family: Family) -> None:
+    actuator = OrphanActuator()
+    family.kill_parent()
+    left = actuator.look(family.handle())
+
+    actuator.stop(family.handle(), grace_s=5.0)
+
+    after = actuator.look(family.handle())
+    assert (left.running, left.pids, left.managed, left.startable) == (True, frozenset({family.child}), True, False)
+    assert (left.name, left.incarnation) == ("w1", family.handle().split()[1])
+    assert (after.running, after.pids) == (False, frozenset())
+    assert not lives(family.child)
+
+
+def test_children_of_another_user_or_an_earlier_boot_are_no_orphans(family: Family) -> None:
+    actuator = OrphanActuator()
+    family.kill_parent()
+
+    for handle in (family.handle(uid=os.getuid() + 1), family.handle(boot_id="earlier")):
+        actuator.stop(handle, grace_s=0.0)
+
+        assert actuator.look(handle).pids == frozenset()
+    assert lives(family.child)
+
+
+def test_children_of_a_live_worker_are_no_orphans(family: Family) -> None:
+    actuator = OrphanActuator()
+
+    with pytest.raises(ActuatorError, match=r"runs, or cannot be read"):
+        actuator.look(family.handle())
+    with pytest.raises(ActuatorError):
+        actuator.stop(family.handle(), grace_s=0.0)
+
+    assert lives(family.parent.pid)
+    assert lives(family.child)
+
+
+def test_group_of_a_later_process_with_the_same_pid_is_left_alone(family: Family) -> None:
+    earlier = family.handle().replace(f":{family.process.start_ticks}@", ":1@")
+    actuator = OrphanActuator()
+
+    actuator.stop(earlier, grace_s=0.0)
+
+    assert actuator.look(earlier).pids == frozenset()
+    assert lives(family.parent.pid)
+    assert lives(family.child)
+
+
+def test_orphan_that_survives_sigkill_is_an_error(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    family.kill_parent()
+    monkeypatch.setattr(process, "_signal", lambda *_: None)
+    monkeypatch.setattr(process, "KILL_WAIT_S", 0.1)
+
+    with pytest.raises(ActuatorError, match="still run after SIGKILL"):
+        OrphanActuator().stop(family.handle(), grace_s=0.0)
+
+
+@pytest.mark.parametrize("handle", ["w1", "w1 process:1@b 0", "w1 process:1:2@b", "w1 process:1:2@b -1"])
+def test_handle_without_a_process_is_refused(handle: str) -> None:
+    with pytest.raises(ActuatorError, match="names no process"):
+        OrphanActuator().look(handle)
+
+
+def test_dead_worker_that_is_not_listed_is_not_started(family: Family) -> None:
+    with pytest.raises(ActuatorError, match="not listed"):
+        OrphanActuator().start(family.handle())
 
 
 def test_stop_of_a_stopped_worker_does_nothing(supervised: Supervised) -> None:

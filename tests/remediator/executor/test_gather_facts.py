@@ -10,6 +10,7 @@ from gpuwarden.job import State
 from gpuwarden.queue import JobStore
 from remediator import plan
 from remediator.actuators import ActuatorError
+from remediator.actuators.process import ORPHANS
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.executor.executor import Clients, Executor
 from remediator.executor.gather_facts import FACTS_S
@@ -66,6 +67,66 @@ def test_container_is_searched_in_every_engine(
 
     assert (facts.container and facts.container.kind, facts.container_known) == (found, known)
     assert bool(facts.unknown) is not known
+
+
+class Orphans:
+    """What a dead worker in no container left, or an error."""
+
+    def __init__(self, says: str) -> None:
+        self._says = says
+        self.handles: list[str] = []
+
+    def look(self, handle: str, *, cgroup: str | None = None) -> ContainerState | None:  # noqa: ARG002
+        self.handles.append(handle)
+        if self._says == "runs":
+            raise ActuatorError("process 9 runs")
+        return build.container(kind=ORPHANS, handle=handle, startable=False)
+
+
+DIED: dict[str, Any] = {
+    "alive": False, "container_kind": "process", "container": "w1", "container_id": "process:9:1",
+    "container_incarnation": "process:9:1@b", "process_ended": True, "worker_uid": 1000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "listed", "orphans", "kind", "unknown"),
+    [
+        pytest.param({}, None, "left", ORPHANS, "", id="no file of supervised workers"),
+        pytest.param({}, "gone", "left", ORPHANS, "", id="not listed"),
+        pytest.param({}, "has it", "left", "process", "", id="listed: it is started again"),
+        pytest.param({}, "silent", "left", None, "does not answer", id="the list cannot be read"),
+        pytest.param({"alive": True}, "gone", "left", None, "", id="alive"),
+        pytest.param({"process_ended": None}, None, "left", None, "does not know", id="unknown whether it ended"),
+        pytest.param({"worker_uid": None}, None, "left", None, "does not know", id="unknown owner"),
+        pytest.param({"process_ended": False}, None, "left", None, "its lock is free", id="runs without its lock"),
+        pytest.param({}, None, "runs", None, "process 9 runs", id="runs by the executor"),
+        pytest.param({}, None, None, None, "does not know", id="no actuator"),
+    ],
+)
+def test_dead_worker_in_no_container_has_its_orphans(
+    ledger: Ledger,
+    store: JobStore,
+    changed: dict[str, Any],
+    listed: str | None,
+    orphans: str | None,
+    kind: str | None,
+    unknown: str,
+) -> None:
+    world = stalled_job(ledger, store)
+    world.worker_evidence = lambda worker, *, host: build.evidence(worker=worker, host=host, **{**DIED, **changed})  # type: ignore[method-assign]
+    actuators: dict[str, Any] = {} if listed is None else {"process": Engine("process", listed)}
+    actuators |= {} if orphans is None else {ORPHANS: Orphans(orphans)}
+    clients = Clients(exporter=world, queue=BuiltinQueue(store), actuators=actuators)  # type: ignore[arg-type]
+    works = Executor(ledger, host=HOST, clients=clients, settings=PACE)
+
+    facts = works.processor.facts.of_container(take_up(ledger))
+
+    assert (facts.container and facts.container.kind) == kind
+    assert unknown in facts.unknown
+    assert bool(facts.unknown) is bool(unknown)
+    if kind == ORPHANS:
+        assert actuators[ORPHANS].handles == ["w1 process:9:1@b 1000"]
 
 
 def test_old_facts_are_read_again(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
