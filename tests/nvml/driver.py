@@ -12,6 +12,9 @@ SOURCE: Final = Path(__file__).with_name("nvml.c")
 LIBRARY: Final = "libnvidia-ml.so.1"
 COMPILE_TIMEOUT_S: Final = 60
 
+SCRIPT_MAX_BYTES: Final = 4 * 2**20
+"""What nvml.c reads of a script, bytes."""
+
 NOT_AVAILABLE: Final = "-"
 
 Memory = int | str
@@ -115,8 +118,11 @@ class Driver:
     def answer(self, *cards: Card, but: tuple[str, ...] = (), session: int = 1) -> None:
         """Replace the GPUs; `but` has further lines of the script (see nvml.c), such as `error 0 * 15`."""
         lines = [f"session {session}", *(line for index, card in enumerate(cards) for line in card.lines(index)), *but]
+        text = "".join(f"{line}\n" for line in lines)
+        if len(text) > SCRIPT_MAX_BYTES:
+            raise ValueError(f"the script has {len(text)} bytes: nvml.c reads {SCRIPT_MAX_BYTES} at most")
         scratch = self.script.with_suffix(".new")
-        scratch.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
+        scratch.write_text(text, encoding="ascii")
         scratch.replace(self.script)
 
 

@@ -1,7 +1,7 @@
 /* A fake NVIDIA library: it answers the NVML functions which the exporter and nvitop-exporter (see bench) call, from a
  * script.
  *
- * The script is the text file NVML_SCRIPT, at most 64 KiB, one answer per line. Every call reads the current file. The
+ * The script is the text file NVML_SCRIPT, at most 4 MiB, one answer per line. Every call reads the current file. The
  * file is replaced by rename and never changed. Words are separated by one blank. GPU is a number from 0, or `-` in a
  * call which is about no GPU; `*` is every FUNCTION. Functions are named without the version at the end. Numbers are
  * decimal; `-` as a number is all ones, NVML's "not available". Structures and return codes are those of nvml.h:
@@ -44,7 +44,7 @@ typedef struct { u32 field, scope; u64 timestamp, latency; u32 type, failed; u64
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
 enum { TIMEOUT = 10, GPU_NOT_FOUND = 28, INIT_FLAG_NO_GPUS = 1, XID_EVENT = 8 };
 enum { GPUS_MAX = 64, INSTANCES_MAX = 7, FOLDER_BYTES = 4096, UNSIGNED_LONG_LONG = 3, CUDA_VERSION = 12020 };
-enum { GPU_UTILIZATION_SAMPLES = 1, NO_GPU = -1, UNKNOWN = 999, SCRIPT_BYTES = 1 << 16, AT_FDCWD = -100, STATX_INO = 0x100 };
+enum { GPU_UTILIZATION_SAMPLES = 1, NO_GPU = -1, UNKNOWN = 999, SCRIPT_BYTES = 1 << 22, AT_FDCWD = -100, STATX_INO = 0x100 };
 enum { IN_MOVED_TO = 0x80, POLLIN = 1, CLOCK_MONOTONIC = 1 };
 
 int open(const char *path, int flags, ...);
@@ -187,7 +187,7 @@ static int load(void)
     size = own->file < 0 ? -1 : read(own->file, own->text, SCRIPT_BYTES);
     own->text[size < 0 ? 0 : size] = 0;
     own->odd = 0;
-    for (long at = 0; at <= SCRIPT_BYTES; at++)
+    for (long at = 0; at <= size; at++)
         own->length[at] = 0;
     for (line = own->text; *line; line = next) {
         long length = (next = next_line(line)) - line;

@@ -421,6 +421,15 @@ def test_list_of_any_length_is_read_completely(count: int, gpus: NvmlGpus, drive
     }
 
 
+def test_eight_gpus_with_400_processes_each_are_read_completely(gpus: NvmlGpus, driver_here: Driver) -> None:
+    cards = [Card(uuid=f"GPU-{index}", compute=dict.fromkeys(range(1, 401), GIB)) for index in range(8)]
+    driver_here.answer(*cards)
+
+    found = gpus.read().gpus
+
+    assert [(gpu.uuid, len(gpu.processes or ())) for gpu in found] == [(f"GPU-{index}", 400) for index in range(8)]
+
+
 def test_kept_list_has_its_content_of_that_time(gpus: NvmlGpus, driver_here: Driver) -> None:
     found = []
     for size in (GIB, 2 * GIB, GIB):
