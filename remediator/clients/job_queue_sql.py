@@ -5,8 +5,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, Self
 
-import structlog
-
 from gpuwarden.db.engine import NoAnswerError
 from gpuwarden.fields import made_from
 from gpuwarden.format import format_utc_time
@@ -15,8 +13,6 @@ from gpuwarden.queue import JobStore, Slot, UnknownJobError
 from gpuwarden.queue.items.tally import RunTally
 from remediator.plan import BlockRun, HeldJob, JobFacts, LockWorker, Wrangle
 from remediator.remedies.wrangle import Rules, still_valid
-
-log: Final = structlog.get_logger("executor")
 
 RENEWAL_S: Final = 2 * HEARTBEAT_S
 """Time that a lease must stay expired before its job is reclaimed, seconds."""
@@ -33,15 +29,14 @@ class BuiltinQueue:
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """Open the queue. If it does not answer, as while it is locked, open it later.
+        """Open the queue. If it does not answer, open it later.
 
         Raises:
             DatabaseError: it cannot be used.
         """
         try:
             return cls(JobStore.open(url))
-        except NoAnswerError as error:
-            log.warning("queue unreachable, will retry", reason=str(error))
+        except NoAnswerError:
             return cls(None, url=url)
 
     @property
