@@ -102,7 +102,7 @@ def measure_delivered(place: Place) -> Iterator[Figure]:
         with scene as playing:
             playing.start_workers()
             progress(f"constants, one stall with a timeout of {STALL_TIMEOUT_S:g} s")
-            found = _play_stall(playing, timeout_s=STALL_TIMEOUT_S)
+            found = play_stall(playing, timeout_s=STALL_TIMEOUT_S)
         where = _where(engine)
     base_s = STALL_TIMEOUT_S + SAMPLE_S + intervals.scrape_s + intervals.evaluate_s
     against = (
@@ -123,10 +123,11 @@ def _play_stage(work: Path, engine: Engine | NoEngine, *, begun: int, rounds: in
         scene.start_workers()
         for number in range(begun, min(rounds, begun + ROUNDS_A_STAGE)):
             progress(f"chain, stall {number + 1} of {rounds}")
-            yield _play_stall(scene, timeout_s=SILENCE_S)
+            yield play_stall(scene, timeout_s=SILENCE_S)
 
 
-def _play_stall(scene: Stage, *, timeout_s: float) -> _Stall:
+def play_stall(scene: Stage, *, timeout_s: float) -> _Stall:
+    """Play one job that stalls in its first attempt."""
     job_id = scene.submit(SCRIPT, now=time.time(), stall_timeout_s=timeout_s)
     path = scene.chain.directory / WORKER / f"{WORKER}{state_file.JOB_SUFFIX}"
     last_beat_at = 0.0
@@ -135,7 +136,8 @@ def _play_stall(scene: Stage, *, timeout_s: float) -> _Stall:
         nonlocal last_beat_at
         scene.chain.check()
         last_beat_at = max(last_beat_at, _beat_at(path, job_id))
-        return scene.store.job(job_id).state is State.COMPLETED and not scene.ledger.episodes.list_open()
+        is_open = any(each.job_id == job_id for each in scene.ledger.episodes.list_open())
+        return scene.store.job(job_id).state is State.COMPLETED and not is_open
 
     wait_until(is_fixed, within_s=timeout_s + ROUND_S, what=f"job {job_id} is fixed and complete")
     episode = next((each for each in scene.ledger.reports.newest() if each.job_id == job_id), None)

@@ -254,6 +254,11 @@ class Reason(Code):
         "the remedy is for whole hosts; the alert names a worker or a container",
         "Correct the rule.",
     )
+    UNKNOWN_TARGET = (
+        "unknown_target",
+        "exporter and queue do not know the target, and many such episodes are open",
+        "Find who sends such alerts. Replace the webhook's token if they are forged.",
+    )
     ABANDONED = (
         "abandoned",
         "no executor processed the alert within `--retention-days`",

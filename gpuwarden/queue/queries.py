@@ -1,6 +1,6 @@
 """Jobs and runs for lists."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from sqlalchemy import ColumnElement, func, literal_column, select
@@ -11,7 +11,7 @@ from gpuwarden.job import FINAL, JobId, State
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import Job, Run, to_job
-from gpuwarden.queue.schema import AT_WORK, JOBS, RUNS, UNWELL
+from gpuwarden.queue.schema import AT_WORK, JOBS, RUNS, UNWELL, WORKERS
 
 PAGE: Final = 1000
 """Jobs read at a time."""
@@ -52,6 +52,20 @@ class Queries(QueueBase):
             if len(rows) < PAGE:
                 return
             last = rows[-1].job_id
+
+    def known(self, host: str, *, workers: Sequence[str], runs: Sequence[str]) -> tuple[set[str], set[str]]:
+        """Those of the workers of a host, and of the runs, that the queue has ever seen."""
+        with reading(self._engine) as connection:
+            registered: set[str] = set()
+            submitted: set[str] = set()
+            for first in range(0, len(workers), PAGE):
+                some = workers[first : first + PAGE]
+                found = select(WORKERS.c.worker).where(WORKERS.c.host == host, WORKERS.c.worker.in_(some))
+                registered.update(connection.scalars(found))
+            for first in range(0, len(runs), PAGE):
+                some = runs[first : first + PAGE]
+                submitted.update(connection.scalars(select(RUNS.c.run_id).where(RUNS.c.run_id.in_(some))))
+            return registered, submitted
 
     def of_gang(self, gang: int) -> list[Job]:
         """The ranks of a gang, in order. A rendezvous reads their hosts and workers."""

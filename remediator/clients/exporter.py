@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
@@ -29,6 +30,14 @@ class WorkerUnseenError(ExporterError):
     """The exporter's current sample has no such worker."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Targets:
+    """What a host has: the number of containers with a live worker, a server or a VRAM budget, and all names."""
+
+    containers: int
+    names: frozenset[str]
+
+
 class ExporterClient:
     """Client of one exporter's `/evidence`. Safe to share between threads.
 
@@ -53,8 +62,8 @@ class ExporterClient:
             if each is not None:
                 each.close()
 
-    def count_containers(self) -> int:
-        """Count the containers with a live worker, a server or a VRAM budget. Raises ExporterError."""
+    def list_targets(self) -> Targets:
+        """List what the host has. Raises ExporterError."""
         answer = self._get("/metrics")
         if answer.status_code != httpx.codes.OK:
             raise ExporterError(
@@ -65,13 +74,13 @@ class ExporterClient:
         except ValueError as error:
             raise ExporterError(f"the exporter at {self._url} returned an invalid metrics page: {error}") from None
         samples = [sample for family in families for sample in family.samples]
-        return len(
-            {
-                sample.labels.get("container") or sample.labels.get("worker")
-                for sample in samples
-                if sample.name in _WATCHED and sample.value == 1
-            }
-        )
+        watched = {
+            sample.labels.get("container") or sample.labels.get("worker")
+            for sample in samples
+            if sample.name in _WATCHED and sample.value == 1
+        }
+        names = {sample.labels.get(name, "") for sample in samples for name in ("worker", "container")}
+        return Targets(containers=len(watched), names=frozenset(names - {""}))
 
     def worker_evidence(self, worker: str, *, host: str) -> WorkerFacts:
         """Return the evidence about one worker of this host.

@@ -1,6 +1,7 @@
 """The interface of a job queue."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from gpuwarden.job import Condition
@@ -8,6 +9,14 @@ from gpuwarden.queue import Slot
 from gpuwarden.queue.items.tally import RunTally
 from remediator.plan import HeldJob, JobFacts, Wrangle
 from remediator.remedies.wrangle import Rules
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownNames:
+    """Names that a queue has seen."""
+
+    workers: Collection[str]
+    runs: Collection[str]
 
 
 class Queue(Protocol):
@@ -50,6 +59,9 @@ class Queue(Protocol):
 
     def mark_returned(self, job_id: int, *, attempt: int, now: float) -> bool:
         """Mark a lost job running."""
+
+    def known(self, host: str, *, workers: Sequence[str], runs: Sequence[str]) -> KnownNames:
+        """Those of the workers of a host, and of the runs, that the queue has seen."""
 
     def tally(self, run_id: str, *, now: float) -> RunTally | None:
         """Count item outcomes by worker."""

@@ -11,6 +11,7 @@ from gpuwarden.format import format_utc_time
 from gpuwarden.job import HEARTBEAT_S, Condition, JobId
 from gpuwarden.queue import JobStore, Slot, UnknownJobError
 from gpuwarden.queue.items.tally import RunTally
+from remediator.clients.job_queue import KnownNames
 from remediator.plan import BlockRun, HeldJob, JobFacts, LockWorker, Wrangle
 from remediator.remedies.wrangle import Rules, still_valid
 
@@ -116,6 +117,11 @@ class BuiltinQueue:
     def mark_returned(self, job_id: int, *, attempt: int, now: float) -> bool:
         """See `Queue`."""
         return self._store.lost_hosts.mark_returned(job_id, attempt=attempt, now=now)
+
+    def known(self, host: str, *, workers: Sequence[str], runs: Sequence[str]) -> KnownNames:
+        """See `Queue`."""
+        registered, submitted = self._store.queries.known(host, workers=workers, runs=runs)
+        return KnownNames(workers=registered, runs=submitted)
 
     def tally(self, run_id: str, *, now: float) -> RunTally | None:
         """See `Queue`."""

@@ -6,7 +6,7 @@ Exit codes: 0 nothing needs an operator; 1 something does; 2 usage error.
 import argparse
 import shutil
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -47,6 +47,9 @@ GONE_S: Final = 7 * 86400.0
 
 DISK_FREE_MIN: Final = 100 * 2**20
 """Minimum free disk space for an SQLite ledger or queue, bytes."""
+
+LISTED_MAX: Final = 20
+"""Maximum open episodes, and needs, on a page."""
 
 LATELY_S: Final = 86400.0
 """How long an episode that failed is shown, seconds."""
@@ -230,18 +233,27 @@ def page(report: Report) -> Iterator[str]:
     for order in report.pauses:
         yield f"{'planned' if begins_s(order, report.at) > 0 else 'paused':10}{span(order)}"
     yield count_of(len(report.episodes), "open episode")
-    for held in report.episodes:
-        since = format_duration(report.at - held.since)
-        why = f": {held.message}" if held.message else ""
-        episode = f"{held.episode_id}: {held.worker} on {held.host}"
-        yield f"  {episode}, {held.reason or 'running'} for {since}{why}"
+    yield from _list_episodes(report)
     for host, name, at in report.freed_lately:
         yield f"  {name} on {host} restarted {format_duration(report.at - at)} ago"
     yield ""
     needs = report.needs()
     yield "nothing needs an operator" if not needs else "needs an operator:"
-    for need in needs:
-        yield f"  - {need}"
+    yield from (f"  - {need}" for need in needs[:LISTED_MAX])
+    if len(needs) > LISTED_MAX:
+        yield f"  - and {len(needs) - LISTED_MAX} more: see `gpuwarden status --json`"
+
+
+def _list_episodes(report: Report) -> Iterator[str]:
+    """List some open episodes and count the rest by reason."""
+    for held in report.episodes[:LISTED_MAX]:
+        since = format_duration(report.at - held.since)
+        why = f": {held.message}" if held.message else ""
+        episode = f"{held.episode_id}: {held.worker} on {held.host}"
+        yield f"  {episode}, {held.reason or 'running'} for {since}{why}"
+    if rest := Counter(each.reason or "running" for each in report.episodes[LISTED_MAX:]):
+        counts = ", ".join(f"{count} {reason}" for reason, count in rest.most_common())
+        yield f"  and {rest.total()} more: {counts}"
 
 
 def _modes(armed: Sequence[Armed]) -> Iterator[str]:
@@ -262,7 +274,10 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
         ledger.orders.current(),
         [each for each in ledger.executors.list_all() if wanted.host in (None, each.host)],
     )
-    report.episodes = ledger.reports.list_held(host=wanted.host)
+    # Those without evidence come last: their targets may not exist.
+    report.episodes = sorted(
+        ledger.reports.list_held(host=wanted.host), key=lambda each: each.reason == Reason.NO_EVIDENCE
+    )
     report.hosts = [each.host for each in executing if report.at - each.heartbeat_at <= BEAT_MAX_S]
     # A host with open episodes, or the only host, does not count as removed.
     owing = {each.host for each in report.episodes} if report.hosts else {each.host for each in executing}

@@ -26,6 +26,7 @@ from remediator.executor.clock import SuspendAwareClock
 from remediator.executor.gather_facts import FactsReader
 from remediator.executor.hosts import HostLiveness
 from remediator.executor.housekeeping import Housekeeping
+from remediator.executor.known_targets import KnownTargets
 from remediator.executor.limits import RemedyLimits
 from remediator.executor.lock import ExecutorLock
 from remediator.executor.pace import Pace
@@ -47,6 +48,9 @@ POLL_S: Final = 0.1
 MAX_CONCURRENT: Final = 8
 MAX_WAITING: Final = 2
 """Episodes processed at the same time: those that come first, and those that wait."""
+
+TAKES_MAX: Final = 4
+"""Transactions that take alerts in a round."""
 
 SLOW_CHECK_S: Final = 10.0
 """Interval between checks of a silent host, and between counts of the items of a failing run, seconds."""
@@ -113,7 +117,7 @@ class Executor:
         self.housekeeping = Housekeeping(
             ledger,
             host=host,
-            exporter=clients.exporter,
+            known=KnownTargets(clients.exporter, clients.queue, host=host, clock=self.clock),
             queue=clients.queue,
             suspend_aware=self.clock,
             keep_s=settings.keep_s,
@@ -222,8 +226,8 @@ class Executor:
         """Take new alerts, and submit the open episodes that are due. A slow stop delays only its own episode."""
         self.clock.tick()
         self._forget_finished()
-        while self._ledger.inbox.take_new(self._host, now=self._ledger.now()):
-            self.clock.tick()
+        if self._take_alerts():
+            self._next_tick_s = 0.0
         checks_slow = self.clock.now_s() >= self._next_slow_check_s
         if checks_slow:
             self.liveness.set_silent(self._ledger.episodes.about_silent_hosts())
@@ -234,7 +238,7 @@ class Executor:
         silent = self.liveness.silent_episodes
         self._timers.forget({*(each.episode_id for each in found), *(each.episode_id for each in silent)})
         orders = self.processor.facts.orders = self._ledger.orders.current()
-        due = self._pace.due(found, running=self._running, orders=orders)
+        due = self._pace.due(found, running=self._running, orders=orders, is_listed=self.housekeeping.known.is_listed)
         if due.left:
             self._next_tick_s = 0.0
         runs = [each.episode_id for each in found if each.subject == Subject.RUN and self._is_due(each.episode_id)]
@@ -255,6 +259,22 @@ class Executor:
         for episode in silent:
             if checks_slow and episode.episode_id not in self._running:
                 self._running[episode.episode_id] = pools.first.submit(self.process_episode, episode)
+
+    def _take_alerts(self) -> bool:
+        """Take some new alerts. Returns whether more may be left."""
+        inbox, known = self._ledger.inbox, self.housekeeping.known
+        for _ in range(TAKES_MAX):
+            named = inbox.new_targets(self._host)
+            if not named:
+                return False
+            unknown = known.unknown(named)
+            if unknown:
+                opened = {(each.subject, each.worker) for each in self._ledger.episodes.survey(self._host)}
+                unknown |= known.unknown(opened)
+            if not inbox.take_new(self._host, now=self._ledger.now(), asked=set(named), unknown=unknown):
+                return False
+            self.clock.tick()
+        return True
 
     def _process_waiting(self, episode: Episode) -> None:
         began_s = time.thread_time()

@@ -10,9 +10,9 @@ import structlog
 from gpuwarden import clock
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import HEARTBEAT_S
-from remediator.clients.exporter import ExporterClient
 from remediator.clients.job_queue import Queue
 from remediator.executor.clock import SuspendAwareClock
+from remediator.executor.known_targets import KnownTargets
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Episode, Stage
 from remediator.remedies import REMEDIES
@@ -50,7 +50,7 @@ class Housekeeping:
         ledger: Ledger,
         *,
         host: str,
-        exporter: ExporterClient,
+        known: KnownTargets,
         queue: Queue,
         suspend_aware: SuspendAwareClock,
         keep_s: float,
@@ -58,7 +58,7 @@ class Housekeeping:
     ) -> None:
         self._ledger = ledger
         self._host = host
-        self._exporter = exporter
+        self.known = known
         self._queue = queue
         self._clock = suspend_aware
         self._keep_s = keep_s
@@ -130,7 +130,7 @@ class Housekeeping:
         except GpuwardenError as error:
             log.warning("queue unreachable", reason=str(error))
         try:
-            self._workers = self._exporter.count_containers()
+            self._workers = self.known.refresh()
         except GpuwardenError as error:
             self._workers = None
             log.debug("worker count unavailable", reason=str(error))

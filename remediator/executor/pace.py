@@ -4,7 +4,7 @@ New ones, started acts and those with a new alert or order come first. Waits tha
 `RARELY_S`, with at most `SHARE` of a core.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,6 +42,7 @@ class _Read:
     """When an episode was last read, with its newest alert and order. `due`: the orders changed since."""
 
     at_s: float
+    listed: bool
     alert_id: int | None
     order_id: int | None
     due: bool = False
@@ -67,9 +68,18 @@ class Pace:
         self._cost_s = COST_S
         self._budget_s = SHARE
         self._round_at_s = clock.now_s()
+        self._is_listed: Callable[[str], bool] = lambda _: True
 
-    def due(self, found: Sequence[OpenEpisode], *, running: Collection[int], orders: Orders) -> Due:
-        """Choose from the open episodes about workers and containers."""
+    def due(
+        self,
+        found: Sequence[OpenEpisode],
+        *,
+        running: Collection[int],
+        orders: Orders,
+        is_listed: Callable[[str], bool] = lambda _: True,
+    ) -> Due:
+        """Choose from the open episodes about workers and containers. Those that the exporter lists come first."""
+        self._is_listed = is_listed
         now_s = self._clock.now_s()
         self._budget_s = min(SHARE, self._budget_s + SHARE * (now_s - self._round_at_s))
         self._round_at_s = now_s
@@ -84,7 +94,7 @@ class Pace:
         first = sorted((each for each in idle if self._is_first(each)), key=self._urgency)
         chosen = {each.episode_id for each in first}
         waiting = [each for each in idle if each.episode_id not in chosen and self._is_due(each, now_s)]
-        waiting.sort(key=lambda each: (each.wait_reason in RARELY, self._at_s(each)))
+        waiting.sort(key=lambda each: (each.wait_reason in RARELY, not self._is_listed(each.worker), self._at_s(each)))
         self._first &= set(running)
         room = FIRST_AT_ONCE - len(self._first)
         rest = WAITING_AT_ONCE - (len(running) - len(self._first))
@@ -105,10 +115,13 @@ class Pace:
         if each.acting or each.wait_reason is None:
             return True
         read = self._reads.get(each.episode_id)
-        return read is not None and (read.alert_id, read.order_id) != (each.alert_id, each.order_id)
+        if read is None:
+            return False
+        news = (read.alert_id, read.order_id) != (each.alert_id, each.order_id)
+        return news or (self._is_listed(each.worker) and not read.listed)
 
-    def _urgency(self, each: OpenEpisode) -> int:
-        return 0 if each.acting else 1 if each.wait_reason is None else 2
+    def _urgency(self, each: OpenEpisode) -> tuple[bool, bool, bool]:
+        return not each.acting, not self._is_listed(each.worker), each.wait_reason is not None
 
     def _is_due(self, each: OpenEpisode, now_s: float) -> bool:
         return each.wait_reason not in RARELY or self._at_once(each) or now_s - self._at_s(each) >= RARELY_S
@@ -137,5 +150,10 @@ class Pace:
 
     def _submit(self, chosen: Sequence[OpenEpisode], now_s: float) -> list[int]:
         for each in chosen:
-            self._reads[each.episode_id] = _Read(at_s=now_s, alert_id=each.alert_id, order_id=each.order_id)
+            self._reads[each.episode_id] = _Read(
+                at_s=now_s,
+                listed=self._is_listed(each.worker),
+                alert_id=each.alert_id,
+                order_id=each.order_id,
+            )
         return [each.episode_id for each in chosen]

@@ -1,8 +1,10 @@
 """The inbox: all accepted and refused alerts, until an episode takes them."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
+import structlog
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -31,9 +33,18 @@ from remediator.ledger.database import LedgerPart
 from remediator.ledger.journal import write
 from remediator.ledger.schema import ALERTS, EPISODES, LEDGER
 from remediator.plan import Subject
+from remediator.reasons import Reason
+
+log: Final = structlog.get_logger("executor")
 
 TAKE_MAX: Final = 500
 """Maximum alerts taken in one transaction."""
+
+UNKNOWN_MAX: Final = 10
+"""Maximum open episodes of unknown targets, for each host and condition."""
+
+Target = tuple[str, str]
+"""Subject and name."""
 
 
 class Inbox(LedgerPart):
@@ -103,44 +114,31 @@ class Inbox(LedgerPart):
         delta.save(connection)
         notify_after_commit(connection, LEDGER.channel)
 
-    def take_new(self, host: str, *, now: float) -> int:
+    def new_targets(self, host: str) -> list[Target]:
+        """The targets of the new alerts that `take_new` may take next."""
+        with reading(self._engine) as connection:
+            return [subject(labels) for labels in connection.scalars(_NEW_LABELS, {"of": host, "at_most": TAKE_MAX})]
+
+    def take_new(
+        self, host: str, *, now: float, asked: Collection[Target] | None = None, unknown: Collection[Target] = ()
+    ) -> int:
         """Link each new alert for `host` to the open episode of its target, or open one. Returns the number taken.
 
-        A resolved alert opens no episode. A lock per host avoids deadlocks between transactions that open the same
-        episodes in another order. Alerts about silent hosts have no owner: one executor at a time takes them, so that a
-        resolution is never processed before its alert.
+        A resolved alert opens no episode. Alerts of `unknown` targets open at most `UNKNOWN_MAX`. With `asked`, alerts
+        of other targets stay. A lock per host avoids deadlocks between transactions that open the same episodes in
+        another order. Alerts about silent hosts have no owner: one executor at a time takes them, so that a resolution
+        is never processed before its alert.
         """
-        delta = CounterDelta()
         with writing(self._engine) as connection:
             advisory_lock(connection, f"alerts of {host}")
             new = _NEW_OF_ANY_HOST if try_advisory_lock(connection, "alerts about hosts") else _NEW
             rows = connection.execute(new, {"of": host, "at_most": TAKE_MAX}).all()
-            taken: list[Row[Any]] = []
+            rows = [row for row in rows if asked is None or subject(row.labels) in asked]
+            taking = _Taking(connection, rows, host=host, by=self._host, unknown=unknown, now=now)
             for row in rows:
-                episode_id = _open_episode_of(connection, row.labels)
-                if row.firing and episode_id is None:
-                    episode_id = _open_episode(connection, row.labels, alerted_at=row.received_at, now=now)
-                    if episode_id is None:
-                        break  # another host's episode closed now: the next tick opens one
-                elif row.firing:
-                    delta.add_duplicate(host)
-                state = "ignored" if episode_id is None else "linked"
-                connection.execute(
-                    update(ALERTS)
-                    .where(ALERTS.c.alert_id == row.alert_id)
-                    .values(state=state, episode_id=episode_id, message=None if episode_id else "no open episode")
-                )
-                if episode_id is not None:
-                    state = "firing" if row.firing else "resolved"
-                    message = row.annotations.get("summary") or row.labels.get("alertname", "")
-                    write(connection, self._host, episode_id, "saw", "alert", message, now, state=state)
-                taken.append(row)
-            if any(not row.firing for row in taken):
-                retention.keep_newest(connection, "ignored")
-            if taken:
-                delta.add_taken(host, len(taken))
-                delta.save(connection)
-            return len(taken)
+                if not taking.take(row):
+                    break  # another host's episode closed now: the next tick opens one
+            return taking.finish()
 
     def abandon(self, *, before: float, now: float) -> Mapping[str, int]:
         """Abandon a batch of alerts that were accepted before a time, Unix seconds, and not taken. Counts by host.
@@ -193,6 +191,109 @@ def _new(its: ColumnElement[bool]) -> Select[Any]:
     return new.limit(bindparam("at_most", type_=Integer)).with_for_update(skip_locked=True)
 
 
+def _open_episodes_of(connection: Connection, alerts: Sequence[Mapping[str, str]]) -> dict[tuple[str, str, str], int]:
+    """The open episodes of the targets, locked as by `_open_episode_of`: by host, subject and name."""
+    names: dict[str, set[str]] = defaultdict(set)
+    for labels in alerts:
+        names[labels["host"]].add(subject(labels)[1])
+    found: dict[tuple[str, str, str], int] = {}
+    for host, its in names.items():
+        about = and_(EPISODES.c.host == host, EPISODES.c.worker.in_(its), EPISODES.c.closed_at.is_(None))
+        columns = EPISODES.c.host, EPISODES.c.subject, EPISODES.c.worker, EPISODES.c.episode_id
+        rows = connection.execute(select(*columns).where(about).with_for_update(read=True))
+        found |= {(row.host, row.subject, row.worker): row.episode_id for row in rows}
+    return found
+
+
+class _Taking:
+    """Takes alerts from the inbox in one transaction."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        rows: Sequence[Row[Any]],
+        *,
+        host: str,
+        by: str | None,
+        unknown: Collection[Target],
+        now: float,
+    ) -> None:
+        self._connection = connection
+        self._host = host
+        self._by = by
+        self._unknown = unknown
+        self._now = now
+        self._delta = CounterDelta()
+        self._taken = 0
+        self._ignored: list[int] = []
+        self._refused: dict[str, list[int]] = defaultdict(list)
+        self._open = _open_episodes_of(connection, [row.labels for row in rows])
+        self._held = self._count_unknown() if unknown else Counter[str]()
+
+    def take(self, row: Row[Any]) -> bool:
+        """Link, ignore or refuse one alert. False if its episode cannot be opened now."""
+        labels, target = row.labels, subject(row.labels)
+        about = (labels["host"], *target)
+        episode_id = self._open.get(about)
+        if row.firing and episode_id is None:
+            if target in self._unknown and not self._has_room(labels["condition"]):
+                self._refused[labels["condition"]].append(row.alert_id)
+                return True
+            episode_id = _open_episode(self._connection, labels, alerted_at=row.received_at, now=self._now)
+            if episode_id is None:
+                return False
+            self._open[about] = episode_id
+        elif row.firing:
+            self._delta.add_duplicate(self._host)
+        if episode_id is None:
+            self._ignored.append(row.alert_id)
+        else:
+            self._link(row, episode_id)
+        return True
+
+    def finish(self) -> int:
+        """Write the refused and ignored ones. Returns the number of alerts taken."""
+        for condition, its in self._refused.items():
+            message = (
+                f"exporter and queue do not know the target, and {UNKNOWN_MAX} episodes of unknown targets with "
+                f"condition {condition} are open"
+            )
+            self._set(its, state="refused", reason=Reason.UNKNOWN_TARGET, message=message)
+            for _ in its:
+                self._delta.add_refused(self._host, Reason.UNKNOWN_TARGET)
+            log.warning("alerts refused", reason=message, count=len(its))
+        self._set(self._ignored, state="ignored", message="no open episode")
+        count = self._taken + len(self._ignored) + sum(len(its) for its in self._refused.values())
+        if count:
+            self._delta.add_taken(self._host, count)
+            self._delta.save(self._connection)
+        return count
+
+    def _link(self, row: Row[Any], episode_id: int) -> None:
+        linked = update(ALERTS).where(ALERTS.c.alert_id == row.alert_id)
+        self._connection.execute(linked.values(state="linked", episode_id=episode_id, message=None))
+        state = "firing" if row.firing else "resolved"
+        message = row.annotations.get("summary") or row.labels.get("alertname", "")
+        write(self._connection, self._by, episode_id, "saw", "alert", message, self._now, state=state)
+        self._taken += 1
+
+    def _set(self, alerts: Sequence[int], **values: str) -> None:
+        if alerts:
+            self._connection.execute(update(ALERTS).where(ALERTS.c.alert_id.in_(alerts)).values(**values))
+            retention.keep_newest(self._connection, values["state"])
+
+    def _has_room(self, condition: str) -> bool:
+        self._held[condition] += 1
+        return self._held[condition] <= UNKNOWN_MAX
+
+    def _count_unknown(self) -> Counter[str]:
+        """Count the open episodes of unknown targets by condition."""
+        columns = EPISODES.c.subject, EPISODES.c.worker, EPISODES.c.condition
+        its = EPISODES.c.host == self._host, EPISODES.c.closed_at.is_(None)
+        rows = self._connection.execute(select(*columns).where(*its))
+        return Counter(row.condition for row in rows if (row.subject, row.worker) in self._unknown)
+
+
 def _open_episode_of(connection: Connection, labels: Mapping[str, str]) -> int | None:
     """The open episode of a target, locked until the commit: an alert linked to a closed one would be lost."""
     kind, name = subject(labels)
@@ -240,3 +341,11 @@ _NEW: Final = _new(ALERTS.c.host == bindparam("of"))
 
 
 _NEW_OF_ANY_HOST: Final = _new(or_(ALERTS.c.host == bindparam("of"), ALERTS.c.host.is_(None)))
+
+
+_NEW_LABELS: Final = (
+    select(ALERTS.c.labels)
+    .where(ALERTS.c.state == "new", or_(ALERTS.c.host == bindparam("of"), ALERTS.c.host.is_(None)))
+    .order_by(ALERTS.c.alert_id)
+    .limit(bindparam("at_most", type_=Integer))
+)

@@ -9,6 +9,7 @@ from gpuwarden.queue import JobStore
 from remediator import plan
 from remediator.actuators import ActuatorError
 from remediator.alert import Alert, admit
+from remediator.clients.exporter import Targets
 from remediator.clients.exporter_access import ExporterError
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.executor.executor import Clients, Executor, LoopSettings, Pools
@@ -88,12 +89,13 @@ class Host:
 
         return self._points.around("about", ask, ExporterError("played: no answer"))
 
-    def count_containers(self) -> int:
+    def list_targets(self) -> Targets:
         host = self._acting.host
         found: int = self._points.around(
             "about", lambda: self._world.count_workers(host), ExporterError("played: no answer about all of them")
         )
-        return found
+        names = frozenset(each.worker for each in self._world.slots if each.host == host)
+        return Targets(containers=found, names=names)
 
     def look(self, handle: str, *, cgroup: str | None = None) -> ContainerState:
         def ask() -> ContainerState:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuwarden.evidence import ServerFacts, WorkerFacts
 from remediator.actuators import ActuatorError
-from remediator.clients.exporter import WorkerUnseenError
+from remediator.clients.exporter import Targets, WorkerUnseenError
 from remediator.clients.exporter_access import ExporterError
 from remediator.plan import ContainerState
 from tests.remediator import builders as build
@@ -68,8 +68,8 @@ class World:
 
     # --- the exporter
 
-    def count_containers(self) -> int:
-        return len(self.boxes)
+    def list_targets(self) -> Targets:
+        return Targets(containers=len(self.boxes), names=frozenset(self.boxes))
 
     def worker_evidence(self, worker: str, *, host: str) -> WorkerFacts:
         if self.silent:
@@ -98,7 +98,7 @@ class World:
         return build.evidence(**{"host": host, "worker": worker, "gpu_pids": gpu_pids, **default, **changes})
 
     def container_evidence(self, container: str, *, host: str) -> ServerFacts:
-        if self.silent:
+        if self.silent or container not in self.boxes:
             raise ExporterError("the exporter does not answer")
         box = self.boxes[container]
         gpu_pids = {"GPU-0": sorted(pid for each in self.boxes.values() for pid in each.pids)}

@@ -59,15 +59,15 @@ def link_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Link an alert to its episode and remove it from the inbox in two transactions."""
     take_new = inbox.Inbox.take_new
 
-    def in_two(self: inbox.Inbox, host: str, *, now: float) -> int:
+    def in_two(self: inbox.Inbox, host: str, *, now: float, **how: Any) -> int:
         waiting = select(ALERTS.c.alert_id).where(ALERTS.c.state == "new", ALERTS.c.host == host)
         with writing(self._engine) as connection:
             found = list(connection.scalars(waiting))
-        taken = take_new(self, host, now=now)
+        taken = take_new(self, host, now=now, **how)
         with writing(self._engine) as connection:
             again = update(ALERTS).where(ALERTS.c.alert_id.in_(found), ALERTS.c.state == "linked")
             connection.execute(again.values(state="new"))
-        return take_new(self, host, now=now) and taken
+        return take_new(self, host, now=now, **how) and taken
 
     monkeypatch.setattr(inbox.Inbox, "take_new", in_two)
 
@@ -93,8 +93,8 @@ def take_alerts_of_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the alerts of all hosts from the inbox."""
     take_new = inbox.Inbox.take_new
 
-    def all_of_them(self: inbox.Inbox, host: str, *, now: float) -> int:
-        return sum(take_new(self, each, now=now) for each in (host, *sorted({"box1", "box2"} - {host})))
+    def all_of_them(self: inbox.Inbox, host: str, *, now: float, **how: Any) -> int:
+        return sum(take_new(self, each, now=now, **how) for each in (host, *sorted({"box1", "box2"} - {host})))
 
     monkeypatch.setattr(inbox.Inbox, "take_new", all_of_them)
 

@@ -213,7 +213,7 @@ def test_workers_and_servers_are_counted_on_the_metrics_page(exporter: Exporter,
     exporter.body = page
     client = ExporterClient(f"http://127.0.0.1:{exporter.server_port}")
 
-    assert client.count_containers() == count
+    assert client.list_targets().containers == count
 
     assert exporter.asked == ["/metrics"]
     client.close()
@@ -227,12 +227,12 @@ def test_count_without_a_valid_page_is_an_error(exporter: Exporter) -> None:
     ):
         exporter.status, exporter.body = status, body
         with pytest.raises(ExporterError, match=says):
-            client.count_containers()
+            client.list_targets()
     client.close()
 
     unreachable = ExporterClient("http://127.0.0.1:1")
     with pytest.raises(ExporterError, match="is unreachable"):
-        unreachable.count_containers()
+        unreachable.list_targets()
     unreachable.close()
 
 
@@ -269,15 +269,15 @@ def test_exporter_behind_tls_and_a_password_is_read(guarded: int, ours: Authorit
 
     assert ask_exporter(f"https://127.0.0.1:{guarded}", whole).worker == "w0"
     with closing(ExporterClient(f"https://127.0.0.1:{guarded}", whole)) as client:
-        assert client.count_containers() == 1
+        assert client.list_targets().containers == 1
         secret.write_text("remediator:another\n")
         with pytest.raises(ExporterError, match="returned 401"):
-            client.count_containers()
+            client.list_targets()
         secret.unlink()
         with pytest.raises(ExporterError, match="secret cannot be read"):
             client.worker_evidence("w0", host="box-1")
         secret.write_text("remediator:correct horse\n")
-        assert client.count_containers() == 1
+        assert client.list_targets().containers == 1
     for lacking, says in (
         ({"cert_file": None, "key_file": None}, "is unreachable"),
         ({"ca_file": None}, "CERTIFICATE_VERIFY_FAILED"),
@@ -313,16 +313,16 @@ def test_renewed_certificates_are_used(tmp_path: Path, ours: Authority, monkeypa
         closing(ExporterClient(f"https://127.0.0.1:{port}", access)) as client,
     ):
         renew(cert, another.client.cert)
-        assert [client.count_containers(), client.count_containers()] == [
+        assert [client.list_targets().containers, client.list_targets().containers] == [
             1,
             1,
         ]  # a certificate without its key is not used
         renew(key, another.client.key)
         renew(ca, another.own.cert)
         config.write_text(requires(another))
-        assert client.count_containers() == 1
+        assert client.list_targets().containers == 1
         ca.unlink()
-        assert client.count_containers() == 1
+        assert client.list_targets().containers == 1
 
     failed, done = "certificate reload failed, old certificates in use", "certificates reloaded"
     assert [each["event"] for each in said.entries] == [failed, done, failed]

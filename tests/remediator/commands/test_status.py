@@ -318,6 +318,24 @@ def silent_with_an_episode(ledger: Ledger) -> None:
     beat(ledger, host="box2")
 
 
+def test_many_episodes_are_counted_by_reason_and_those_without_evidence_come_last(
+    ledger: Ledger, ask: Callable[..., Said]
+) -> None:
+    ledger.inbox.accept([alert(f"f{each}", worker=f"w{each}") for each in range(50)], [], now=time.time())
+    ledger.inbox.take_new(HOST, now=time.time())
+    for number in range(1, 50):
+        ledger.journal.wait(number, Wait(reason=Reason.NO_EVIDENCE, message="nothing known"), now=time.time())
+
+    _, lines = ask()[:2]
+
+    listed = [line for line in lines if " on box1, " in line and line.startswith("  ")]
+    assert "50: w49 on box1, running" in listed[0]
+    assert len(listed) == 20
+    assert "  and 30 more: 30 no_evidence" in lines
+    assert any(line.endswith("more: see `gpuwarden status --json`") for line in lines)
+    assert len(lines) < 60
+
+
 @pytest.mark.usefixtures("stopped_clock")
 @pytest.mark.parametrize(
     ("done", "names"),

@@ -13,7 +13,7 @@ from gpuwarden.job import JobId, State
 from gpuwarden.queue import JobStore, Submission
 from remediator import plan
 from remediator.executor.executor import Executor, Pools
-from remediator.ledger.inbox import _open_episode_of
+from remediator.ledger.inbox import _open_episodes_of
 from remediator.ledger.ledger import Ledger
 from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order
@@ -365,12 +365,12 @@ def test_own_executor_of_the_host_does_not_hold_its_jobs(ledger: Ledger, other: 
 
 def test_concurrent_alerts_open_one_episode(ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     other.inbox.accept([host_alert("h2")], [], now=time.time())
-    found: list[int | None] = []
+    found: list[object] = []
 
-    def late(connection: Any, labels: Any) -> int | None:
-        before = _open_episode_of(connection, labels)
+    def late(connection: Any, labels: Any) -> dict[tuple[str, str, str], int]:
+        before = _open_episodes_of(connection, labels)
         if not found:
-            found.append(before)
+            found.append(dict(before))
             sql(
                 ledger,
                 "INSERT INTO episodes (remedy, condition, host, subject, worker, opened_at, dry_run_recorded) "
@@ -378,26 +378,26 @@ def test_concurrent_alerts_open_one_episode(ledger: Ledger, other: Ledger, monke
             )
         return before
 
-    monkeypatch.setattr("remediator.ledger.inbox._open_episode_of", late)
+    monkeypatch.setattr("remediator.ledger.inbox._open_episodes_of", late)
 
     other.inbox.take_new("box2", now=time.time())
 
     (episode,) = other.episodes.about_silent_hosts()
-    assert found == [None]
+    assert found == [{}]
     assert episode.fingerprints == {"h1", "h2"}
 
 
 def test_resolve_waits_for_the_firing_alert(ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
 
-    def slow(connection: Any, labels: Any) -> int | None:
+    def slow(connection: Any, labels: Any) -> dict[tuple[str, str, str], int]:
         if not taken:
             taken.append(0)
             other.inbox.accept([host_alert(firing=False)], [], now=time.time())
             taken.append(other.inbox.take_new("box2", now=time.time()))
-        return _open_episode_of(connection, labels)
+        return _open_episodes_of(connection, labels)
 
-    monkeypatch.setattr("remediator.ledger.inbox._open_episode_of", slow)
+    monkeypatch.setattr("remediator.ledger.inbox._open_episodes_of", slow)
     ledger.inbox.take_new(HOST, now=time.time())
 
     assert taken == [0, 0]
