@@ -121,6 +121,7 @@ class ContainerState:
 
     Args:
         vanishes: the engine removes it when it stops.
+        unstartable: why a start would fail; "" if nothing is known to be missing.
         left_down: a stop was requested, in spite of its restart policy.
         starting: the engine waits for it to come up.
         log_file: its log, if it is a separate file.
@@ -138,6 +139,7 @@ class ContainerState:
     cgroup: str | None
     paused: bool = False
     vanishes: bool = False
+    unstartable: str = ""
     left_down: bool = False
     starting: bool = False
     log_file: str | None = None

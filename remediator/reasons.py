@@ -85,6 +85,11 @@ class Reason(Code):
         "Check that `execute` uses its engine: `--docker`, `--podman`, `--systemd-unit` or `--processes`.",
     )
     CONTAINER_PAUSED = "container_paused", "the container is paused", "Run `docker unpause`."
+    UNSTARTABLE = (
+        "unstartable",
+        "a start of the container would fail, so it is not stopped",
+        "Restore what the message names, or create the container again.",
+    )
     RESTARTED = "restarted", "the container restarted after the exporter's sample", "Nothing."
     NOT_MANAGED = (
         "not_managed",
@@ -171,9 +176,10 @@ class Reason(Code):
     DONE = "done", "nothing is left to do", "Nothing."
     GIVEN_UP = (
         "given_up",
-        "a restart or settle was abandoned",
-        "Finish by hand what the message names.",
+        "a restart was given up; an open episode waits until its target runs",
+        "Start the target, or `gpuwarden ledger acknowledge EPISODE`.",
     )
+    ACKNOWLEDGED = "acknowledged", "an operator acknowledged a restart that was given up", "Nothing."
     CLOSED_MEANWHILE = "closed_meanwhile", "another executor closed the episode", "Nothing."
     RESTARTED_ALREADY = "restarted_already", "this incarnation of the container was restarted already", "Nothing."
 
@@ -299,6 +305,7 @@ class Doubt(StrEnum):
     OTHER_CONTAINER = "other_container"
     OTHER_ATTEMPT = "other_attempt"
     CONTAINER_PAUSED = "container_paused"
+    UNSTARTABLE = "unstartable"
     HAS_WORKERS = "has_workers"
     NOT_MANAGED = "not_managed"
     SHARED_CONTAINER = "shared_container"

@@ -41,7 +41,7 @@ EXECUTE: Final = {
 REASONS: Final = {
     Reason.DRY_RUN: "Holds",
     Reason.UNCONFIRMED: "Evidence and target",
-    Reason.QUEUE_UNREACHABLE: "During a restart",
+    Reason.QUEUE_UNREACHABLE: "Restart",
     Reason.EXECUTOR_ALIVE: "Lost hosts",
     Reason.NO_RUN: "Failing items of a run",
     Reason.MALFORMED: "Refused alerts",
@@ -51,15 +51,16 @@ REASONS: Final = {
 REASONS_ABOUT: Final = {
     "Holds": "The episode waits.",
     "Evidence and target": "The episode waits with `unconfirmed`, `no_evidence`, `stale_evidence`, `no_container`,\n"
-    "`container_paused` and `restarted`, and ends with the alert. With the other reasons it is closed at once.",
-    "During a restart": "The action has begun. The episode stays open until it is complete or abandoned.",
+    "`container_paused`, `unstartable` and `restarted`, and ends with the alert. With the others it is closed at once.",
+    "Restart": "The episode stays open until the action is complete, its target runs, or an operator acknowledges it.\n"
+    "`queue_unreachable`, `ended_elsewhere` and `restarted_already` also occur before an action.",
     "Refused alerts": "No episode opens.",
 }
 
 METRICS: Final = {
     "Alerts and webhook": r"_(alerts|backlog|watchdog|webhook|reconciliations)_",
     "Thresholds": r"_(down_after|overdue_after|lost_after)_seconds$|_activation_items$",
-    "Episodes and actions": r"_(episodes?|intents?|intent_age|quarantines|steps)(_|$)",
+    "Episodes and actions": r"_(episodes?|intents?|intent_age|given_up|quarantines|steps)(_|$)",
     "Remediator and executor": r"^gpuwarden_remediator_",
 }
 QUEUE: Final = {

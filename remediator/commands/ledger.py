@@ -7,13 +7,15 @@ from dataclasses import asdict
 from typing import Final
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import Parser, count_of, format_time, parse_duration_s, show, show_json
+from gpuwarden.format import Parser, count_of, format_time, operator_name, parse_duration_s, show, show_json
 from remediator.commands import summary
 from remediator.commands.export import add_export, export
 from remediator.commands.open_ledger import add_ledger, existing
 from remediator.ledger.journal import Entry
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import EpisodeHistory
+from remediator.plan import Outcome
+from remediator.reasons import Reason
 
 _EXPORT: Final = "export episodes with all their rows, as JSON lines"
 
@@ -148,8 +150,23 @@ def _audit(ledger: Ledger, arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _acknowledge(ledger: Ledger, arguments: argparse.Namespace) -> int:
+    """Close an episode whose restart was given up. That ends its alert."""
+    history = _read_history(ledger, arguments.episode)
+    if history.outcome is not None:
+        raise GpuwardenError(f"episode {history.episode_id} is closed already: {history.outcome}")
+    if history.wait_reason != Reason.GIVEN_UP:
+        waits = history.wait_reason or "no wait"
+        raise GpuwardenError(f"episode {history.episode_id} has no restart that was given up, but {waits}")
+    message = f"acknowledged by {operator_name()}" + (f": {arguments.reason}" if arguments.reason else "")
+    ledger.episodes.close(history.episode_id, Outcome.PARTLY, Reason.ACKNOWLEDGED, message, now=ledger.now())
+    show(f"episode {history.episode_id} of {history.worker} on {history.host} {message}")
+    return 0
+
+
 _ACTS: Final = {
     "list": _list, "show": _show, "capture": _capture, "refused": _refused, "summary": _summary, "audit": _audit,
+    "acknowledge": _acknowledge,
     "export": export,
 }  # fmt: skip
 
@@ -178,5 +195,9 @@ def _parser() -> argparse.ArgumentParser:
             each.add_argument("--last", type=int, default=50, help="number of rows (default: 50)")
         if name == "summary":
             each.add_argument("--host", help="only episodes of this host")
+    help_text = "close an episode whose restart was given up"
+    acknowledge = what.add_parser("acknowledge", help=help_text, description=help_text)
+    acknowledge.add_argument("episode", type=int, help="number from `gpuwarden status`")
+    acknowledge.add_argument("--reason", default="", metavar="TEXT", help="reason, kept in the record")
     add_export(what.add_parser("export", help=_EXPORT, description=_EXPORT))
     return parser

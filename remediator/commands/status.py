@@ -60,7 +60,7 @@ LONG_S: Final = 900.0
 OTHER_WAITS: Final = frozenset(
     {
         *(Reason.DRY_RUN, Reason.PAUSED, Reason.CIRCUIT_BREAKER, Reason.COOLDOWN, Reason.APPROVAL, Reason.DECLINED),
-        *(Reason.SILENCED, Reason.GRACE_PERIOD),
+        *(Reason.SILENCED, Reason.GRACE_PERIOD, Reason.CONTAINER_GONE),
         *(Reason.EXECUTOR_ALIVE, Reason.OBSERVATION_TOO_SHORT, Reason.WORKERS_ALIVE, Reason.NO_JOBS),
     }
 )
@@ -297,6 +297,7 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
         for each in ledger.reports.closed_since(
             report.at - LATELY_S, outcomes=(Outcome.PARTLY, Outcome.REFUSED), host=wanted.host
         )
+        if each.reason not in (Reason.ACKNOWLEDGED, Reason.STARTED_ELSEWHERE)
     ]
 
 

@@ -85,6 +85,7 @@ class Performer:
                 intent = episode.free if kind is Kind.FREE else episode.settle
                 if intent is not None:
                     saw: dict[str, Any] = {"act": "saw", "state": stage, "reason": reason, "unspent": unspent}
+                    saw["data"] = {"abandoned": reason} if stage is Stage.ABANDONED else None
                     self._advance(episode, intent, stage, kind, message, **saw)
             case plan.Warn():
                 self._warn(episode, step)

@@ -5,7 +5,7 @@ request.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,7 +13,8 @@ from sqlalchemy import Connection, func, or_, select
 
 from gpuwarden.db.transactions import upsert
 from remediator.ledger.schema import ALERTS, COUNTERS, EPISODES, EXECUTORS, INTENTS, JOURNAL
-from remediator.plan import OVER, Kind, Outcome, Stage
+from remediator.plan import OVER, Kind, Outcome, Stage, Subject
+from remediator.reasons import Reason
 from remediator.remedies.guards import Orders
 
 DURATION_BOUNDS_S: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
@@ -42,6 +43,7 @@ class Totals:
     Args:
         duplicates: alerts that came while the episode of their target was open.
         oldest_new_at: arrival of the oldest alert that no executor has taken.
+        given_up: target of each restart that was given up, and since when.
         took: durations by outcome.
         owed_since: creation of the oldest open intent by kind and stage.
         executor: (armed, heartbeat_at, errors); `None` before the first heartbeat.
@@ -52,6 +54,7 @@ class Totals:
     oldest_new_at: float | None
     episodes_open: int
     held: Mapping[str, int]
+    given_up: Sequence[tuple[Subject, str, float]]
     outcomes: Mapping[tuple[str, str], int]
     took: Mapping[str, DurationHistogram]
     intents: Mapping[tuple[str, str], int]
@@ -144,6 +147,7 @@ def count_totals(connection: Connection, host: str, *, orders: Orders, now: floa
         oldest_new_at=oldest_new_at,
         episodes_open=connection.scalar(is_open) or 0,
         held=_count_held(connection, host),
+        given_up=_given_up(connection, host),
         outcomes={pair: count for pair, (count, _) in over["episodes"].items()},
         took=_duration_histograms(over["took"]),
         intents=intents,
@@ -161,6 +165,13 @@ def _count_held(connection: Connection, host: str) -> dict[str, int]:
     its = EPISODES.c.host == host, EPISODES.c.closed_at.is_(None), EPISODES.c.wait_reason.is_not(None)
     found = select(EPISODES.c.wait_reason, func.count()).where(*its).group_by(EPISODES.c.wait_reason)
     return {row.wait_reason: row[1] for row in connection.execute(found)}
+
+
+def _given_up(connection: Connection, host: str) -> list[tuple[Subject, str, float]]:
+
+    its = EPISODES.c.host == host, EPISODES.c.closed_at.is_(None), EPISODES.c.wait_reason == Reason.GIVEN_UP
+    found = connection.execute(select(EPISODES.c.subject, EPISODES.c.worker, EPISODES.c.wait_since).where(*its))
+    return [(Subject(row.subject), row.worker, row.wait_since) for row in found]
 
 
 def _quarantines_refused(connection: Connection, host: str, orders: Orders) -> int:

@@ -15,7 +15,7 @@ from gpuwarden.db.engine import DatabaseError
 from remediator.ledger.counters import DURATION_BOUNDS_S, Totals
 from remediator.ledger.ledger import Ledger
 from remediator.metrics.series import Catalogue, Series
-from remediator.plan import Kind, Stage
+from remediator.plan import Kind, Stage, Subject
 from remediator.remedies import REMEDIES
 
 log: Final = structlog.get_logger("remediator")
@@ -89,6 +89,12 @@ SERIES: Final = Catalogue(
         "Age of the oldest open intent of that kind and stage.",
         labels=("kind", "stage"),
         absent=f"{_UNREAD}, or no intent is open",
+    ),
+    Series(
+        "gpuwarden_remediator_given_up_seconds",
+        "Time since the restart of a target was given up, until it runs or an operator acknowledges it.",
+        labels=("worker", "container"),
+        absent=f"{_UNREAD}, or no restart was given up",
     ),
     Series(
         "gpuwarden_remediator_quarantines_refused",
@@ -220,6 +226,11 @@ class LedgerCollector(Collector):
         for pair, since in sorted(totals.owed_since.items()):
             owed.add_metric(pair, max(0.0, totals.now - since))
         yield owed
+        given_up = SERIES.gauge("gpuwarden_remediator_given_up_seconds")
+        for subject, target, since in totals.given_up:
+            labels = (target, "") if subject is Subject.WORKER else ("", target)
+            given_up.add_metric(labels, max(0.0, totals.now - since))
+        yield given_up
         yield SERIES.gauge("gpuwarden_remediator_quarantines_refused", totals.quarantines_refused)
         yield _counted(SERIES.counter("gpuwarden_remediator_steps_total"), totals.steps)
 

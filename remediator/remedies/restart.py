@@ -7,6 +7,7 @@ from typing import Final
 from remediator.plan import (
     Advance,
     Close,
+    ContainerState,
     Facts,
     Fence,
     Intent,
@@ -21,6 +22,7 @@ from remediator.plan import (
     Warn,
 )
 from remediator.reasons import Doubt, Finding, Reason
+from remediator.remedies.guards import is_untouched
 
 TRIES_MAX: Final = 5
 """Tries at the executor's interval; later ones follow at `RETRY_S`."""
@@ -33,6 +35,9 @@ PAUSE_S: Final = 300.0
 
 WARNINGS_MAX: Final = 2
 """Warning signals per worker; the second only if the first may not have been sent."""
+
+_LEFT_RUNNING: Final = frozenset({Reason.UNCONFIRMED, Reason.ATTEMPT_OVER})
+"""Reasons to abandon a restart whose target works again."""
 
 SEEN_DEAD: Final = frozenset({Stage.DEAD, Stage.STARTING, Stage.DONE})
 """Stages after the container has stopped."""
@@ -72,7 +77,7 @@ def _start_stopped(facts: Facts, free: Intent) -> Step:
     """Start only a container that gpuwarden ended."""
     container = facts.container
     if container is None:
-        return Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.CONTAINER_GONE, message="the container is gone")
+        return _await_successor(facts, free)
     if not container.startable:
         message = "nothing is known to start this worker: start it, if you need it"
         return Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.ENDED_ELSEWHERE, message=message)
@@ -87,12 +92,41 @@ def _start_stopped(facts: Facts, free: Intent) -> Step:
     if container.left_down and not _tries(free):
         message = "it stays down: its engine would restart it, but someone else stopped it"
         return Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.LEFT_DOWN, message=message)
-    settle = facts.episode.settle
-    settled = settle is not None and settle.stage is Stage.DONE
-    # A fenced worker stops its process: that end is gpuwarden's doing, and is started again.
-    if not facts.armed and not _tries(free) and not settled:
+    if not facts.armed and not _tries(free) and not _is_settled(facts):
         return Wait(reason=Reason.DRY_RUN, message="disarmed, and gpuwarden did not end the container")
-    return Start(message="it has stopped" + (" and its job is settled" if settled else ""))
+    return Start(message="it has stopped" + (" and its job is settled" if _is_settled(facts) else ""))
+
+
+def _await_successor(facts: Facts, free: Intent) -> Step:
+    """A removed container cannot be started. Another program may create the next one."""
+    if _has_successor(facts, free):
+        message = "another container runs in its place"
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.STARTED_ELSEWHERE, message=message)
+    if not _is_ours(facts, free):
+        message = "the container is gone, and gpuwarden did not end it"
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.CONTAINER_GONE, message=message)
+    message = "the container is gone, and no other runs in its place"
+    if timed_out(facts, facts.free_for_s):
+        return _abandoned(Reason.CONTAINER_GONE, message)
+    return Wait(reason=Reason.CONTAINER_GONE, message=message)
+
+
+def _is_settled(facts: Facts) -> bool:
+    settle = facts.episode.settle
+    return settle is not None and settle.stage is Stage.DONE
+
+
+def _is_ours(facts: Facts, free: Intent) -> bool:
+    """Whether gpuwarden ended the container: by a stop, or by the fence that makes its worker exit."""
+    return _tries(free) > 0 or (_is_settled(facts) and bool(_pids_before(free)))
+
+
+def _has_successor(facts: Facts, free: Intent) -> bool:
+    """Whether the exporter sees the target alive in another container."""
+    seen = facts.place
+    if seen is None or not _is_fresh(facts) or seen.container_incarnation in (None, free.key):
+        return False
+    return facts.evidence is None or facts.evidence.alive is True
 
 
 def _verify_running(facts: Facts, free: Intent) -> Step:
@@ -153,6 +187,11 @@ def wait_for_evidence(facts: Facts, reason: Reason, message: str) -> Step:
     return Close(outcome=Outcome.UNCONFIRMED, reason=reason, message=f"the alert ended; {message}")
 
 
+def describe_unstartable(container: ContainerState) -> str:
+    """Say why a container is not stopped."""
+    return f"container {container.name} is not stopped, since it could not start again: {container.unstartable}"
+
+
 def is_up(facts: Facts, free: Intent) -> bool:
     """Whether the incarnation of the intent still runs."""
     container = facts.container
@@ -166,6 +205,8 @@ def doubt_container(facts: Facts) -> Finding | None:
         return Finding(doubt=Doubt.NOT_MANAGED, message=f"container {container.name} is not managed")
     if container is not None and container.paused:
         return Finding(doubt=Doubt.CONTAINER_PAUSED, message="the container is paused")
+    if container is not None and container.unstartable and is_untouched(facts):
+        return Finding(doubt=Doubt.UNSTARTABLE, message=describe_unstartable(container))
     return None
 
 
@@ -174,14 +215,40 @@ def timed_out(facts: Facts, stage_for_s: float) -> bool:
     return min(stage_for_s, facts.quiet_for_s) >= facts.limits.restart_timeout_s
 
 
-def close(free: Intent, settle: Intent | None) -> Step:
-    """Close the episode. An abandoned settle does not matter: the job was settled by others."""
+def close(facts: Facts, free: Intent) -> Step:
+    """Close the episode. While a target that gpuwarden ended does not run, wait for a person.
+
+    An abandoned settle does not matter: the job was settled by others.
+    """
+    settle = facts.episode.settle
     if free.stage is Stage.DONE:
-        settled = settle is not None and settle.stage is Stage.DONE
-        job = "its job is settled" if settled else "it had no job to settle"
-        return Close(outcome=Outcome.FIXED, reason=Reason.DONE, message=f"every step is done, and {job}")
+        runs = _has_successor(facts, free) or (facts.container is not None and facts.container.running)
+        done = "it was restarted" if runs else "it stays down, as others left it"
+        job = "its job is settled" if _is_settled(facts) else "it had no job to settle"
+        return Close(outcome=Outcome.FIXED, reason=Reason.DONE, message=f"{done}, and {job}")
     parts = f"restart {free.stage}" + ("" if settle is None else f", settle {settle.stage}")
-    return Close(outcome=Outcome.PARTLY, reason=Reason.GIVEN_UP, message=parts)
+    if free.data.get("abandoned") in _LEFT_RUNNING or not _is_ours(facts, free):
+        return Close(outcome=Outcome.PARTLY, reason=Reason.GIVEN_UP, message=parts)
+    if _has_successor(facts, free) or _runs_again(facts, free):
+        message = f"{parts}; the target runs again"
+        return Close(outcome=Outcome.PARTLY, reason=Reason.STARTED_ELSEWHERE, message=message)
+    return Wait(reason=Reason.GIVEN_UP, message=f"{_describe_down(facts, free)}, and its restart was given up")
+
+
+def _runs_again(facts: Facts, free: Intent) -> bool:
+    container = facts.container
+    if container is None or not container.running or container.incarnation == free.key or container.starting:
+        return False
+    return facts.runs_for_s >= facts.limits.start_seen_s
+
+
+def _describe_down(facts: Facts, free: Intent) -> str:
+    name = free.data["name"]
+    if not facts.container_known:
+        return f"it is unknown whether {name} runs"
+    if facts.container is None:
+        return f"{name} is gone"
+    return f"{name} still runs" if is_up(facts, free) else f"{name} does not run"
 
 
 def describe_exit(facts: Facts) -> str:

@@ -44,7 +44,7 @@ def decide(facts: Facts, *, confirm: Confirm) -> Step:
             ended=lambda: _withdraw_close_ended(facts),
             doubted=lambda: _decide_unconfirmed(facts, free, confirm),
         )
-    return restart.close(free, None)
+    return restart.close(facts, free)
 
 
 def _consider(facts: Facts, confirm: Confirm) -> Step:
@@ -115,6 +115,8 @@ def _begin(facts: Facts, condition: Condition, container: ContainerState, seen: 
     if container.paused:
         message = f"container {container.name} is paused: unpause it first"
         return restart.wait_for_evidence(facts, Reason.CONTAINER_PAUSED, message)
+    if container.unstartable:
+        return restart.wait_for_evidence(facts, Reason.UNSTARTABLE, restart.describe_unstartable(container))
     if not facts.armed:
         if facts.episode.dry_run_recorded:
             return Wait(reason=Reason.DRY_RUN, message="dry run: would act")

@@ -88,7 +88,7 @@ def _next_step(facts: Facts, free: Intent, settle: Intent | None) -> Step:
         if facts.limits.unconfirmed is Unconfirmed.HOLD:
             return Wait(reason=Reason.EXIT_UNCONFIRMED, message=_HOLD_MESSAGE)
         return Wait(reason=Reason.SETTLE_TIMEOUT, message=f"{message}after {facts.limits.settle_timeout_s:.0f} s")
-    return restart.close(free, settle)
+    return restart.close(facts, free)
 
 
 def _confirm(evidence: WorkerFacts, facts: Facts) -> tuple[Condition | None, Finding]:
@@ -170,7 +170,9 @@ def _removed(facts: Facts, evidence: WorkerFacts) -> ContainerState | None:
 def _actions(container: ContainerState) -> str:
     if not container.startable:
         return f"end the processes {sorted(container.pids)} that it left, and settle" if container.pids else "settle"
-    return "settle and leave it down" if container.left_down else f"stop {container.name}, settle and start"
+    if container.left_down:
+        return "settle and leave it down"
+    return f"stop {container.name}, settle and {'leave its start to others' if container.vanishes else 'start'}"
 
 
 def _close_other_attempt(facts: Facts, evidence: WorkerFacts) -> Step:
@@ -218,6 +220,8 @@ def _check_container(facts: Facts, container: ContainerState, evidence: WorkerFa
     if container.paused:
         message = f"container {container.name} is paused: unpause it first"
         return restart.wait_for_evidence(facts, Reason.CONTAINER_PAUSED, message)
+    if container.unstartable:
+        return restart.wait_for_evidence(facts, Reason.UNSTARTABLE, restart.describe_unstartable(container))
     count, own = evidence.container_workers, 1 if evidence.alive else 0
     if not container.startable and not container.pids:
         count = own  # nothing is stopped

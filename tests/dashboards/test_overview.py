@@ -29,6 +29,7 @@ from remediator.ledger.database import LedgerDatabase
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import Reports
 from remediator.metrics.queue import Count, QueueCollector
+from remediator.plan import Subject
 from remediator.remedies.guards import Orders
 from remediator.webhook.app import create_app
 from testbed.check_release import CHECKOUT, RULES_GLOB
@@ -66,6 +67,7 @@ class FullReports(Reports):
             oldest_new_at=0.0,
             episodes_open=1,
             held={"paused": 1},
+            given_up=[(Subject.WORKER, "w1", 0.0)],
             outcomes={("fixed", "stall"): 1},
             took={"fixed": DurationHistogram(within=(1,) * len(DURATION_BOUNDS_S), count=1, sum_s=1.0)},
             intents={("free", "done"): 1},

@@ -83,7 +83,7 @@ class World:
             changes = {"step_beat_age_s": 0.1, "gpu_idle_s": 0.0}
         if not first:
             changes |= {"worker_incarnation": "i2", "job_id": None, "attempt": None, "step_beat_age_s": None}
-        elif not box.running:
+        if not box.running:
             changes |= {"alive": False, "container_incarnation": None, "container_id": None, "container": None}
         if first and box.running and box.processes:
             changes["worker_pid"] = min(box.processes)

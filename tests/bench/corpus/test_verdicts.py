@@ -199,6 +199,7 @@ UNPLAYED: Final = {
             "gpuwarden_remediator_intent_age_seconds",
             "gpuwarden_remediator_intent_overdue_after_seconds",
             "gpuwarden_remediator_paused",
+            "gpuwarden_remediator_given_up_seconds",
             "gpuwarden_remediator_quarantines_refused",
             "gpuwarden_remediator_info",
             "gpuwarden_remediator_watchdog_timestamp_seconds",

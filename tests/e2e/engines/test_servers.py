@@ -5,18 +5,22 @@ lives and accepts connections, but does not answer. The GPU is simulated, and th
 """
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import docker
 import pytest
 from docker.errors import DockerException
 from docker.models.containers import Container
+from docker.types import Mount
 
 from dashboards.queries import queries
 from deploy.standalone.stack import CHECKOUT
@@ -38,6 +42,8 @@ pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slo
 SILENCE_S: Final = 10.0
 PROBE_S: Final = 1.0
 AUTOHEAL: Final = "autoheal"
+PARTNER: Final = "gpuwarden-server-partner"
+TIMEOUT_S: Final = 20.0
 
 PROGRAM: Final = """
 import os, sys, threading, time
@@ -103,6 +109,8 @@ class Case:
     restart: Literal["always", "unless-stopped"] | None = None
     program: str = PROGRAM
     labels: Mapping[str, str] | None = None
+    network: str = "host"
+    mounted: bool = False
 
 
 CASES: Final[Mapping[str, Case]] = {
@@ -119,6 +127,8 @@ CASES: Final[Mapping[str, Case]] = {
     "policy": Case(restart="unless-stopped"),
     "healed": Case(probe="docker", retries=1, labels={AUTOHEAL: "true"}),
     "stopped": Case(),
+    "without-partner": Case(probe="docker", network=f"container:{PARTNER}"),
+    "without-mount": Case(mounted=True),
 }
 ANSWERING: Final = [name for name in CASES if name not in ("never", "elsewhere")]
 NOT_RESTARTED: Final = ["idle", "busy", "moving", "reading", "never", "elsewhere"]
@@ -135,6 +145,7 @@ class Scene:
     first: Mapping[str, str]
     client: docker.DockerClient
     events: list[dict[str, Any]]
+    source: Path
 
     def facts(self, case: str) -> ServerFacts:
         return answered(
@@ -197,24 +208,52 @@ def scene(work: Any, engine: Engine) -> Iterator[Scene]:
         patched.setenv("GPUWARDEN_EXPORTER_PROBE_INTERVAL_S", str(PROBE_S))
         patched.setenv("GPUWARDEN_EXPORTER_PROBE_TIMEOUT_S", str(PROBE_S))
         slots = [Slot(worker=container_name(case), gpus=(f"GPU-sim-{case}",)) for case in CASES]
-        set_up = stack.enter_context(stage(work, engine, slots, armed=True, stop_grace_s=1.0))
+        set_up = stack.enter_context(
+            stage(
+                work,
+                engine,
+                slots,
+                armed=True,
+                stop_grace_s=1.0,
+                settle_timeout_s=TIMEOUT_S,
+                restart_timeout_s=TIMEOUT_S,
+            )
+        )
         fleet = set_up.fleet
         assert isinstance(fleet, DockerFleet)
         client = stack.enter_context(closing(docker.DockerClient(base_url=engine.base_url)))
         events = stack.enter_context(container_events(engine))
+        source = work / "mounted"
+        source.mkdir()
+        partner = run_partner(client, fleet)
+        stack.callback(remove_partner, client)
         for name, case in CASES.items():
-            serve(client, fleet, name, case, ports[name])
+            serve(client, fleet, name, case, ports[name], source)
         stack.enter_context(Autoheal(engine))
         first = {name: fleet.incarnation(container_name(name)) for name in CASES}
-        scene = Scene(stage=set_up, fleet=fleet, ports=ports, first=first, client=client, events=events)
+        scene = Scene(stage=set_up, fleet=fleet, ports=ports, first=first, client=client, events=events, source=source)
         scene.until(lambda: all(scene.facts(name).answered for name in ANSWERING), "every server has answered")
+        partner.remove(force=True)
+        run_partner(client, fleet)
+        source.rmdir()
         set_up.gpus.busy = {"GPU-sim-busy": fleet.pid(container_name("busy"))}
         for name in ANSWERING:
             get(ports[name], CASES[name].does)
         yield scene
 
 
-def serve(client: docker.DockerClient, fleet: DockerFleet, name: str, case: Case, port: int) -> None:
+def run_partner(client: docker.DockerClient, fleet: DockerFleet) -> Container:
+    """A container whose network a server shares."""
+    image = fleet.container(container_name("hangs")).attrs["Config"]["Image"]
+    sleeps = ["/usr/bin/python3", "-c", SLEEPS]
+    return client.containers.run(image, sleeps, name=PARTNER, network_mode="host", detach=True)
+
+
+def remove_partner(client: docker.DockerClient) -> None:
+    client.containers.get(PARTNER).remove(force=True)
+
+
+def serve(client: docker.DockerClient, fleet: DockerFleet, name: str, case: Case, port: int, source: Path) -> None:
     """Replace a worker's container by a server, and start it."""
     before = fleet.container(container_name(name))
     image, environment = before.attrs["Config"]["Image"], before.attrs["Config"]["Env"]
@@ -234,7 +273,8 @@ def serve(client: docker.DockerClient, fleet: DockerFleet, name: str, case: Case
         name=container_name(name),
         labels=labels | dict(case.labels or {}),
         environment=environment,
-        network_mode="host",
+        network_mode=case.network,
+        mounts=[Mount("/mounted", str(source), type="bind")] if case.mounted else [],
         healthcheck=check if case.probe == "docker" else None,
         restart_policy=policy,
     )
@@ -364,6 +404,47 @@ def test_server_restarted_by_autoheal_is_not_restarted_again(restarted: Scene) -
 def test_server_stopped_by_an_operator_stays_down(restarted: Scene) -> None:
     assert restarted.lifecycle("stopped") == ["start", "die", "stop"]
     assert {episode.outcome for episode in restarted.episodes("stopped")} <= NO_ACTION
+
+
+def test_server_whose_network_partner_was_recreated_is_not_stopped(restarted: Scene) -> None:
+    (held,) = (each for each in restarted.stage.ledger.reports.list_held() if each.worker.endswith("without-partner"))
+
+    assert held.reason == "unstartable"
+    assert ", whose network it shares, is gone" in held.message
+    assert restarted.lifecycle("without-partner") == ["start"]
+    assert restarted.fired_alerts("without-partner") == {"GpuwardenServerHung"}
+    status = run_gpuwarden_status(restarted)
+    assert f"episode {held.episode_id} of {held.worker}" in status
+
+
+def test_server_that_does_not_start_again_raises_an_alert_until_it_runs(restarted: Scene) -> None:
+    name = "without-mount"
+    given_up = f'gpuwarden_remediator_given_up_seconds{{container="{container_name(name)}"}}'
+
+    restarted.until(lambda: "GpuwardenRestartGivenUp" in restarted.fired_alerts(name), "the alert fires")
+
+    (episode,) = with_action(restarted.episodes(name))
+    (tells,) = (each for each in restarted.stage.ledger.reports.list_held() if each.episode_id == episode.episode_id)
+    assert (episode.outcome, tells.reason) == (None, "given_up"), restarted.journal_text(name)
+    assert "bind source path does not exist" in restarted.journal_text(name)
+    assert restarted.lifecycle(name) == ["start", "die", "stop"]
+
+    restarted.source.mkdir()
+    restarted.fleet.start(container_name(name))
+
+    restarted.until(lambda: restarted.closed_with_action(name), "the episode ends once it runs")
+    restarted.until(lambda: not restarted.stage.chain.query(given_up), "its series ends")
+    (episode,) = restarted.closed_with_action(name)
+    assert (episode.outcome, episode.reason) == ("partly_fixed", "started_elsewhere")
+
+
+def run_gpuwarden_status(scene: Scene) -> str:
+    """What `gpuwarden status` prints about the ledger. It exits with 1, since something needs an operator."""
+    skipped = [f"--{part}=none" for part in ("remediator", "exporter", "alertmanager", "prometheus", "queue-db")]
+    argv = [sys.executable, "-m", "gpuwarden", "status", "--ledger", scene.stage.chain.ledger_url, *skipped]
+    done = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_server_panel_of_the_dashboard_has_data(restarted: Scene) -> None:

@@ -1,10 +1,14 @@
 """The container actuator on real Docker and Podman: stop, start, missing containers and a missing engine."""
 
 import gc
+import json
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import stat
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from tests.waiting import eventually
 
 PATIENT = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print('ready', flush=True); signal.pause()"
 UNKNOWN = "f" * 64
+KNOWN = "a" * 64
 
 
 @pytest.fixture(
@@ -45,13 +50,22 @@ def run(engine: Engine) -> Iterator[Callable[..., str]]:
     client = docker.DockerClient(base_url=engine.base_url)
     started = []
 
-    def start(*, auto_remove: bool = False, restart: str = "no", program: str = PATIENT, **labels: str) -> str:
+    def start(
+        *,
+        auto_remove: bool = False,
+        restart: str = "no",
+        program: str = PATIENT,
+        network: str = "none",
+        devices: Sequence[str] = (),
+        **labels: str,
+    ) -> str:
         policy: Any = {"Name": restart}
         container = client.containers.run(
             worker_image(client, extra={}),
             ["python3", "-c", program],
             labels={name.replace("_", "."): value for name, value in labels.items()},
-            network_mode="none",
+            network_mode=network,
+            devices=list(devices),
             detach=True,
             auto_remove=auto_remove,
             restart_policy=policy,
@@ -61,7 +75,7 @@ def run(engine: Engine) -> Iterator[Callable[..., str]]:
         return str(container.id)
 
     yield start
-    for container in started:
+    for container in reversed(started):  # Podman removes a partner last
         container.remove(force=True)
     client.close()
 
@@ -176,9 +190,9 @@ def test_removed_container_is_none_and_rejects_actions(engine: Engine) -> None:
     actuator = DockerActuator(engine.base_url, kind=engine.kind)
 
     assert actuator.look(UNKNOWN) is None
-    with pytest.raises(ActuatorError, match="the container is gone"):
+    with pytest.raises(ActuatorError, match=rf"refused: .*{UNKNOWN}"):
         actuator.start(UNKNOWN)
-    with pytest.raises(ActuatorError, match="the container is gone"):
+    with pytest.raises(ActuatorError, match=rf"refused: .*{UNKNOWN}"):
         actuator.stop(UNKNOWN, grace_s=0)
 
 
@@ -194,6 +208,123 @@ def test_processes_left_in_the_cgroup_of_a_removed_container_are_listed(engine: 
     assert (left.incarnation, left.running, left.pids) == ("", False, frozenset({4001, 4002}))
     assert empty is None
     assert actuator.look(UNKNOWN, cgroup=str(tmp_path / "gone")) is None
+
+
+def test_container_whose_network_partner_does_not_run_could_not_start_again(
+    engine: Engine, run: Callable[..., str]
+) -> None:
+    actuator, client = DockerActuator(engine.base_url, kind=engine.kind), docker.DockerClient(base_url=engine.base_url)
+    partner = run()
+    handle, unmanaged = (
+        run(network=f"container:{partner}", gpuwarden_managed="true"),
+        run(network=f"container:{partner}"),
+    )
+
+    with_partner = actuator.look(handle)
+    client.containers.get(partner).stop(timeout=1)
+    without, without_label = actuator.look(handle), actuator.look(unmanaged)
+    actuator.stop(handle, grace_s=1)
+    with suppress(ActuatorError):  # Podman starts the partner too
+        actuator.start(handle)
+    client.containers.get(partner).start()
+    actuator.start(handle)
+    again = actuator.look(handle)
+    client.close()
+
+    assert with_partner is not None
+    assert without is not None
+    assert without_label is not None
+    assert again is not None
+    assert (with_partner.unstartable, again.unstartable, without_label.unstartable) == ("", "", "")
+    assert without.unstartable == f"container {partner[:12]}, whose network it shares, does not run"
+
+
+def test_container_whose_device_is_gone_could_not_start_again(
+    engine: Engine, run: Callable[..., str], tmp_path: Path
+) -> None:
+    """Podman notes a device by its number and starts the container without the file."""
+    actuator, device = DockerActuator(engine.base_url, kind=engine.kind), tmp_path / "device"
+    is_needed = engine.kind == "docker"
+    os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    handle = run(devices=[f"{device}:/dev/ours:rw"], gpuwarden_managed="true")
+
+    before = actuator.look(handle)
+    device.unlink()
+    after = actuator.look(handle)
+    actuator.stop(handle, grace_s=1)
+    with pytest.raises(ActuatorError, match=f"{device}.*no such file") if is_needed else nullcontext():
+        actuator.start(handle)
+
+    assert before is not None
+    assert after is not None
+    assert (before.unstartable, after.unstartable) == ("", f"device {device} is gone" if is_needed else "")
+
+
+MISSING_FOR_START: dict[str, tuple[dict[str, Any], dict[str, tuple[int, str]], str]] = {
+    "nothing": ({}, {}, ""),
+    "its network partner": (
+        {"NetworkMode": f"container:{UNKNOWN}"},
+        {f"/containers/{UNKNOWN}/json": (404, f"No such container: {UNKNOWN}")},
+        "container ffffffffffff, whose network it shares, is gone",
+    ),
+    "its image": ({}, {"/images/sha256:77/json": (404, "No such image: sha256:77")}, "its image trainer:1 is gone"),
+    "a proxy refuses images": ({}, {"/images/sha256:77/json": (403, "Forbidden")}, ""),
+    "a proxy knows no images": ({}, {"/images/sha256:77/json": (404, "page not found")}, ""),
+    "the engine has the files of another host": ({"Devices": [{"PathOnHost": "/dev/no-such"}]}, {}, ""),
+}
+
+
+@pytest.mark.parametrize(("host_config", "answers", "missing"), MISSING_FOR_START.values(), ids=MISSING_FOR_START)
+def test_what_a_start_would_miss(
+    host_config: dict[str, Any], answers: dict[str, tuple[int, str]], missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that real ones cannot play: neither removes the image of a running container."""
+    monkeypatch.setattr(cgroup, "directory", lambda *_: Path("/sys/fs/cgroup/none"))
+    monkeypatch.setattr(cgroup, "processes", lambda _: frozenset({4001}))
+    inspected = {
+        "Id": KNOWN, "Name": "/c1", "Image": "sha256:77", "HostnamePath": "/no/such/path", "HostConfig": host_config,
+        "Config": {"Labels": {LABEL: "true"}, "Image": "trainer:1"},
+        "State": {"Running": True, "Pid": 4001, "Status": "running", "StartedAt": "1"},
+    }  # fmt: skip
+    with engine_that_answers({f"/containers/{KNOWN}/json": (200, inspected), **answers}) as url:
+        found = DockerActuator(url).look(KNOWN)
+
+    assert found is not None
+    assert found.unstartable == missing
+
+
+def test_container_is_gone_only_by_an_answer_that_names_it() -> None:
+    named = {f"/containers/{KNOWN}/json": (404, f"No such container: {KNOWN}")}
+    with engine_that_answers(named) as url:
+        assert DockerActuator(url).look(KNOWN) is None
+    with engine_that_answers({}) as url, pytest.raises(ActuatorError, match="refused: page not found"):
+        DockerActuator(url).look(KNOWN)
+
+
+@contextmanager
+def engine_that_answers(answers: Mapping[str, tuple[int, Any]]) -> Iterator[str]:
+    """An engine's API with these answers by path. It says 404 to others, as a proxy does."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = {"/version": (200, {"ApiVersion": "1.41"}), **answers}
+            ends = [path for path in known if self.path.endswith(path)]
+            default = (200, {}) if "/images/" in self.path else (404, "page not found")
+            code, answer = known[ends[0]] if ends else default
+            body = json.dumps({"message": answer} if isinstance(answer, str) else answer).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"tcp://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def test_unreadable_cgroup_raises(engine: Engine, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from gpuwarden.format import format_time
 from remediator.alert import Refusal
 from remediator.ledger.captures import Capture
 from remediator.ledger.ledger import Ledger
-from remediator.plan import Outcome
+from remediator.plan import Outcome, Wait
 from remediator.reasons import Reason
 from tests.remediator.builders import HOST, NOW, alert, missing
 
@@ -114,6 +114,50 @@ def test_unknown_episode_exits_1(ledger: Ledger, ledger_url: str, capsys: pytest
     assert main(["ledger", "--ledger", ledger_url, "show", "99"]) == 1
 
     assert missing(capsys.readouterr().err, "gpuwarden ledger: ", "episode 99", "`gpuwarden ledger list`") == []
+
+
+def test_acknowledged_episode_is_closed_with_name_and_reason(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remediator.commands.ledger.operator_name", lambda: "ann@box1")
+    ledger.inbox.accept([alert()], [], now=NOW)
+    ledger.inbox.take_new(HOST, now=NOW)
+    ledger.journal.wait(1, Wait(reason=Reason.GIVEN_UP, message="c1 does not run"), now=NOW)
+
+    (line,) = said(capsys, "--ledger", ledger_url, "acknowledge", "1", "--reason", "its rack is off")
+
+    assert line == "episode 1 of w1 on box1 acknowledged by ann@box1: its rack is off"
+    found = ledger.reports.get(1)
+    assert found is not None
+    assert (found.outcome, found.reason) == ("partly_fixed", "acknowledged")
+    assert found.message == "acknowledged by ann@box1: its rack is off"
+
+
+@pytest.mark.parametrize(
+    ("wait", "says"), [(Reason.PAUSED, "but paused"), (None, "but no wait")], ids=["another wait", "no wait"]
+)
+def test_only_a_restart_that_was_given_up_is_acknowledged(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str], wait: Reason | None, says: str
+) -> None:
+    ledger.inbox.accept([alert()], [], now=NOW)
+    ledger.inbox.take_new(HOST, now=NOW)
+    if wait is not None:
+        ledger.journal.wait(1, Wait(reason=wait, message="held"), now=NOW)
+
+    assert main(["ledger", "--ledger", ledger_url, "acknowledge", "1"]) == 1
+
+    assert capsys.readouterr().err.endswith(f"episode 1 has no restart that was given up, {says}\n")
+    assert len(ledger.episodes.list_open()) == 1
+
+
+def test_closed_episode_is_not_acknowledged(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(ledger)
+
+    assert main(["ledger", "--ledger", ledger_url, "acknowledge", "1"]) == 1
+
+    assert capsys.readouterr().err.endswith("episode 1 is closed already: fixed\n")
 
 
 def test_ledger_is_read_from_the_environment(

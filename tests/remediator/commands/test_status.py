@@ -387,6 +387,16 @@ def test_episode_that_only_an_operator_can_end_is_named_at_once(
     assert need.endswith(f": no actuator for processes{advice}")
 
 
+@pytest.mark.parametrize("reason", [Reason.ACKNOWLEDGED, Reason.STARTED_ELSEWHERE])
+def test_restart_that_was_given_up_needs_no_operator_after_its_end(
+    ledger: Ledger, ask: Callable[..., Said], reason: Reason
+) -> None:
+    accept(ledger, alert())
+    ledger.episodes.close(1, Outcome.PARTLY, reason, "its target runs", now=time.time())
+
+    assert ask()[0] == 0
+
+
 def test_status_lists_hosts_gpus_and_workers(ask: Callable[..., Said], parts: Parts) -> None:
     def series(name: str, value: str, **labels: str) -> dict[str, Any]:
         return {"metric": {"__name__": f"gpuwarden_{name}", "host": HOST, **labels}, "value": [0, value]}

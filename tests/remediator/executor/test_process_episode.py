@@ -234,7 +234,8 @@ def test_gpu_of_an_unkillable_worker_is_quarantined(ledger: Ledger, store: JobSt
     lines = journal(ledger)
     assert lines.index("did quarantine") < lines.index("saw free: abandoned")
     assert lines.count("did quarantine") == 1
-    assert history(ledger).outcome == "partly_fixed"
+    assert history(ledger).wait_reason == "given_up"
+    assert history(ledger).outcome is None
     assert "start" not in world.boxes["w1"].calls
     (out_of_use,) = store.gpu_quarantine.quarantined()
     assert (out_of_use.gpu, out_of_use.host, out_of_use.worker) == ("GPU-0", HOST, "w1")

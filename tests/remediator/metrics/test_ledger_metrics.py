@@ -20,7 +20,7 @@ from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order
 from remediator.webhook.intake import Inbox
 from remediator.webhook.reconcile import Reconciler
-from tests.remediator.builders import HOST, NOW, REBORN, alert
+from tests.remediator.builders import HOST, NOW, REBORN, alert, server_alert
 from tests.remediator.ledger.test_ledger import BEGIN, REFUSAL, accept, advance, begins, begun, opened, read
 from tests.waiting import together
 
@@ -378,6 +378,27 @@ def test_concurrent_closes_are_all_counted(ledger: Ledger, ledger_url: str) -> N
 # --- the documented list
 
 
+def test_restart_that_was_given_up_is_published_until_its_episode_is_closed(ledger: Ledger) -> None:
+    given_up = Wait(reason=Reason.GIVEN_UP, message="it does not run")
+    accept(ledger, alert(), server_alert(), alert("b", worker="w2"), alert("c", host="box2"))
+    ledger.inbox.take_new("box2", now=NOW)
+    numbers = {(each.host, each.worker): each.episode_id for each in ledger.episodes.list_open()}
+    for host, target in ((HOST, "w1"), (HOST, "c1"), ("box2", "w1")):
+        ledger.journal.wait(numbers[host, target], given_up, now=NOW)
+    ledger.journal.wait(numbers[HOST, "w2"], Wait(reason=Reason.STARTING, message="it starts"), now=NOW)
+
+    before = targets(ledger)
+    ledger.episodes.close(numbers[HOST, "w1"], Outcome.PARTLY, Reason.ACKNOWLEDGED, "by ann", now=NOW + 5)
+
+    assert before == {("w1", ""), ("", "c1")}
+    assert targets(ledger) == {("", "c1")}
+
+
+def targets(ledger: Ledger) -> set[tuple[str, str]]:
+    (family,) = (each for each in page(ledger).collect() if each.name == "gpuwarden_remediator_given_up_seconds")
+    return {(sample.labels["worker"], sample.labels["container"]) for sample in family.samples}
+
+
 def test_every_published_series_is_listed(ledger: Ledger) -> None:
     closed(ledger, received=NOW, at=NOW + 2)
     opened(ledger)
@@ -385,6 +406,8 @@ def test_every_published_series_is_listed(ledger: Ledger) -> None:
     ledger.journal.record_dry_run(2, "would", now=NOW)
     ledger.journal.wait(2, Wait(reason=Reason.CIRCUIT_BREAKER, message="the circuit breaker is open"), now=NOW)
     ledger.executors.beat(host=HOST, pid=1, armed=True, started_at=NOW, errors=0, now=NOW)
+    third = opened(ledger, worker="w3")
+    ledger.journal.wait(third.episode_id, Wait(reason=Reason.GIVEN_UP, message="it does not run"), now=NOW)
     ledger.inbox.accept([alert()], [], now=NOW)
     registry = page(ledger)
     Reconciler([], Inbox(ledger, host=HOST), alerts_max=1, registry=registry)

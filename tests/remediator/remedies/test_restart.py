@@ -8,11 +8,9 @@ import pytest
 from gpuwarden.procfs import ProcessId
 from remediator.plan import (
     Advance,
-    Close,
     Facts,
     Fence,
     Kind,
-    Outcome,
     Quarantine,
     Requeue,
     Stage,
@@ -40,6 +38,7 @@ from tests.remediator.builders import (
 )
 
 pytestmark = pytest.mark.pure
+
 
 DOWN: dict[str, Any] = {"evidence": None, "unknown": "404", "worker_ended": True}
 
@@ -777,23 +776,55 @@ def test_gpus_of_an_unkillable_container_are_quarantined_and_it_is_abandoned(
 def test_job_of_an_unkillable_container_is_requeued_at_the_settle_timeout() -> None:
     waits = decide(facts(free(Stage.ABANDONED), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=59))
     settles = decide(facts(free(Stage.ABANDONED), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=60))
-    closes = decide(facts(free(Stage.ABANDONED), settle(Stage.DONE)))
+    tells = decide(facts(free(Stage.ABANDONED), settle(Stage.DONE)))
 
     assert isinstance(waits, Wait)
     assert waits.reason == Reason.SETTLE_TIMEOUT
     assert isinstance(settles, Requeue)
-    assert closes == Close(outcome=Outcome.PARTLY, reason=Reason.GIVEN_UP, message="")
+    assert tells == Wait(reason=Reason.GIVEN_UP, message="")
 
 
 COMING_UP = container(incarnation=REBORN, starting=True)
+DIED = evidence(alive=False, container_incarnation=None)
+SUCCESSOR = evidence(worker_incarnation="i2", container_incarnation=f"{'d' * 64}@1", job_id=None, attempt=None)
 
 BACK_UP: dict[str, tuple[Facts, Step]] = {
     "queue unreachable: waits for the settle": (
         facts(free(Stage.DEAD), settle(Stage.FENCED), job=None, job_known=False, container=stopped(), unknown="locked"),
         Wait(reason=Reason.QUEUE_UNREACHABLE, message=""),
     ),
-    "removed: done": (
-        facts(free(Stage.DEAD), settle(Stage.DONE), container=None),
+    "removed by its stop: waits for another container": (
+        facts(free(Stage.DEAD, tries=1), None, container=None, evidence=DIED, free_for_s=119.9),
+        Wait(reason=Reason.CONTAINER_GONE, message=""),
+    ),
+    "removed after its fenced worker exited: waits for another container": (
+        facts(free(Stage.DEAD), settle(Stage.DONE), container=None, evidence=DIED),
+        Wait(reason=Reason.CONTAINER_GONE, message=""),
+    ),
+    "removed, and no other container runs in time: an operator is called": (
+        facts(free(Stage.DEAD, tries=1), settle(Stage.DONE), container=None, evidence=DIED, free_for_s=120),
+        Advance(kind=Kind.FREE, stage=Stage.ABANDONED, reason=Reason.CONTAINER_GONE, message=""),
+    ),
+    "removed, and another container runs the worker": (
+        facts(free(Stage.DEAD, tries=1), settle(Stage.DONE), container=None, evidence=SUCCESSOR),
+        Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.STARTED_ELSEWHERE, message=""),
+    ),
+    "removed, and the worker of another container is dead": (
+        facts(free(Stage.DEAD, tries=1), settle(Stage.DONE), container=None, evidence=replace(SUCCESSOR, alive=False)),
+        Wait(reason=Reason.CONTAINER_GONE, message=""),
+    ),
+    "removed, and the sample with another container is stale": (
+        facts(
+            free(Stage.DEAD, tries=1), settle(Stage.DONE), container=None, evidence=replace(SUCCESSOR, sample_age_s=60)
+        ),
+        Wait(reason=Reason.CONTAINER_GONE, message=""),
+    ),
+    "removed with its dead worker before anything was done: done": (
+        facts(free(Stage.DEAD, pids=[]), settle(Stage.DONE), container=None, evidence=DIED),
+        Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.CONTAINER_GONE, message=""),
+    ),
+    "removed by others: done": (
+        facts(free(Stage.DEAD), settle(Stage.ABANDONED), container=None, evidence=DIED),
         Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.CONTAINER_GONE, message=""),
     ),
     "started by another program": (
@@ -894,22 +925,3 @@ BACK_UP: dict[str, tuple[Facts, Step]] = {
 @pytest.mark.parametrize(("known", "expected"), BACK_UP.values(), ids=BACK_UP)
 def test_step_of_the_start(known: Facts, expected: Step) -> None:
     assert decide(known) == expected
-
-
-CLOSED: dict[str, tuple[Facts, Outcome]] = {
-    "both done": (facts(free(Stage.DONE), settle(Stage.DONE)), Outcome.FIXED),
-    "restarted without a job": (facts(free(Stage.DONE), None), Outcome.FIXED),
-    "restarted, job settled by another program": (
-        facts(free(Stage.DONE), settle(Stage.ABANDONED)),
-        Outcome.FIXED,
-    ),
-    "abandoned without a job": (facts(free(Stage.ABANDONED), None), Outcome.PARTLY),
-}
-
-
-@pytest.mark.parametrize(("known", "outcome"), CLOSED.values(), ids=CLOSED)
-def test_outcome_of_the_close(known: Facts, outcome: Outcome) -> None:
-    step = decide(known)
-
-    assert isinstance(step, Close)
-    assert step.outcome is outcome

@@ -50,6 +50,7 @@ STOPPING = free(Stage.STOPPING, tries=1)
 DEAD = free(Stage.DEAD, tries=1)
 STARTING = free(Stage.STARTING, tries=1)
 GONE_FROM_GPUS = server(container_id=None, container_incarnation=None, gpu_pids={"GPU-0": []})
+UNFIT = container(unstartable="container 0123, whose network it shares, is gone")
 UNLISTED = server(container_id=None, container_incarnation=None)
 ANSWERS = server(probe_failing_s=0.0)
 LATE = {"free_for_s": LIMITS.restart_timeout_s}
@@ -165,6 +166,7 @@ WAITS: dict[str, tuple[Facts, str]] = {
     "its workers are unknown": (server_facts(server=server(workers=None)), Reason.UNCONFIRMED),
     "the engine does not answer": (server_facts(container=None, container_known=False), Reason.NO_CONTAINER),
     "it is paused": (server_facts(container=container(paused=True)), Reason.CONTAINER_PAUSED),
+    "it could not start again": (server_facts(container=UNFIT), Reason.UNSTARTABLE),
     "the exporter does not list it": (server_facts(server=UNLISTED), Reason.NO_CONTAINER),
     "the exporter does not list it, and the engine does not answer": (
         server_facts(server=UNLISTED, container=None, container_known=False, unknown="no daemon"),
@@ -301,6 +303,7 @@ STEPS: dict[str, tuple[Facts, type[Step]]] = {
     "planned, has a worker": (server_facts(PLANNED, server=server(workers=1)), Wait),
     "planned, workers unknown": (server_facts(PLANNED, server=server(workers=None)), Wait),
     "planned, container paused": (server_facts(PLANNED, container=container(paused=True)), Wait),
+    "planned, could not start again": (server_facts(PLANNED, container=UNFIT), Wait),
     "planned, container removed": (server_facts(PLANNED, container=None), Withdraw),
     "planned, no engine": (
         server_facts(PLANNED, container=None, container_known=False),
@@ -346,7 +349,9 @@ STEPS: dict[str, tuple[Facts, type[Step]]] = {
     ),
     "dead": (server_facts(DEAD, container=stopped(), server=GONE_FROM_GPUS), Start),
     "dead, started by another program": (server_facts(DEAD, container=container(incarnation=REBORN)), Advance),
-    "dead, removed": (server_facts(DEAD, container=None), Advance),
+    "dead, removed": (server_facts(DEAD, container=None), Wait),
+    "dead, removed past the timeout": (server_facts(DEAD, container=None, **LATE), Advance),
+    "dead, recreated": (server_facts(DEAD, container=None, server=server(container_incarnation=REBORN)), Advance),
     "starting, runs": (server_facts(STARTING, container=container(incarnation=REBORN)), Advance),
     "starting, stopped by an operator": (
         server_facts(STARTING, container=stopped(incarnation=REBORN)),

@@ -235,6 +235,17 @@ def test_episode_closes_only_without_open_intents(known: Facts) -> None:
 
 
 @given(any_facts())
+def test_episode_of_a_stopped_container_closes_only_when_its_target_runs(known: Facts) -> None:
+    step, planned = decide(known), known.episode.free
+
+    if isinstance(step, Close) and planned is not None and planned.stage is Stage.ABANDONED and planned.data["tries"]:
+        found, seen = known.container, known.evidence
+        runs = found is not None and found.running and found.incarnation == REBORN
+        elsewhere = seen is not None and seen.alive is True and seen.container_incarnation == REBORN
+        assert runs or elsewhere
+
+
+@given(any_facts())
 def test_every_step_has_a_message(known: Facts) -> None:
     assert decide(known).message
 

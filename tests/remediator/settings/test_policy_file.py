@@ -158,7 +158,7 @@ def test_job_with_an_unconfirmed_exit_is_held_by_policy(
     look_on(works, ledger, clocks, for_s=10)
 
     assert store.job(1).state is State.QUEUED
-    assert history(ledger).outcome == "partly_fixed"
+    assert history(ledger).wait_reason == "given_up"
 
 
 def test_operator_cancels_a_held_job(ledger: Ledger, store: JobStore, clocks: Clocks, path: Path) -> None:
@@ -170,7 +170,7 @@ def test_operator_cancels_a_held_job(ledger: Ledger, store: JobStore, clocks: Cl
     store.admin.cancel(store.job(1).job_id, now=store.now(), reason="its host was switched off")
     look_on(works, ledger, clocks, for_s=5)
 
-    assert (store.job(1).state, history(ledger).outcome) == (State.CANCELLED, "partly_fixed")
+    assert (store.job(1).state, history(ledger).wait_reason) == (State.CANCELLED, "given_up")
 
 
 def test_retries_max_of_a_remedy_overrides_the_option(ledger: Ledger, store: JobStore, path: Path) -> None:
