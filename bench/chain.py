@@ -19,11 +19,10 @@ from deploy.standalone.stack import Plan
 from gpuwarden import state_file
 from gpuwarden.job import HEARTBEAT_S, STALL_TIMEOUT_S, State
 from remediator.plan import Outcome
-from remediator.settings.settings import ExecuteSettings
 from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine, NoEngine, docker_engine
 from testbed.gpu_simulator import Slot
-from testbed.stage import FAST, Stage, stage
+from testbed.stage import DELIVERED, FAST, Stage, stage
 from testbed.workers import WorkerOptions
 
 SAMPLE_S: Final = 1.0  # the exporter's default
@@ -80,10 +79,6 @@ def measure(place: Place, *, rounds: int) -> Iterator[Figure]:
     yield figure("chain", f"accepted to {where} stopped", "s", waits, base=GRACE_S, against=f"{GRACE_S:g} s stop grace")
 
 
-_FAST_IN_STAGE: Final = ("stop_grace_s", "cooldown_s", "breaker_targets", "breaker_restarts")
-"""Settings of the executor that a stage scales."""
-
-
 def measure_delivered(place: Place) -> Iterator[Figure]:
     """Play one stall with every default."""
     intervals = Intervals()
@@ -97,7 +92,7 @@ def measure_delivered(place: Place) -> Iterator[Figure]:
             dead_after_s=Plan.dead_after_s,
             ram_idle_mib=Plan.ram_idle_mib,
             options=WorkerOptions(heartbeat_s=HEARTBEAT_S),
-            **{name: ExecuteSettings.model_fields[name].default for name in _FAST_IN_STAGE},
+            **DELIVERED,
         )
         with scene as playing:
             playing.start_workers()

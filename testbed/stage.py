@@ -1,11 +1,12 @@
 """One host with workers, a queue and all programs, for demo and end-to-end tests."""
 
+import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import docker
 
@@ -19,6 +20,8 @@ from remediator.ledger.journal import Entry
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import EpisodeHistory
 from remediator.plan import Outcome
+from remediator.settings.settings import ExecuteSettings
+from testbed.changed_settings import refuse_unlisted
 from testbed.demo import job_body
 from testbed.docker_engine import Engine, NoEngine
 from testbed.gpu_simulator import SimulatedGpus, Slot
@@ -45,7 +48,9 @@ EXECUTE: Final[Mapping[str, float]] = {
     "capture_s": 20,
     "capture_range_s": 0,
 }
-"""Settings of the executor: tests may hang all workers, and one worker many times; slow machines need longer."""
+"""Settings of the executor for every stage. `testbed.changed_settings` has the reasons."""
+DELIVERED: Final[Mapping[str, Any]] = {name: ExecuteSettings.model_fields[name].default for name in EXECUTE}
+"""Their defaults."""
 NO_ACTION: Final = frozenset({Outcome.UNCONFIRMED, Outcome.SUPERSEDED})
 """Outcomes of episodes without an action."""
 
@@ -200,6 +205,7 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
             host_lost_after_s=host_lost_after_s,
             database=None if database is None else database.url,
         )
+        refuse_unlisted(plan, options, os.environ)
         chain = Chain(plan)
         fleet: Fleet
         if isinstance(engine, Engine):
