@@ -61,7 +61,9 @@ nvidia.com/mig-1g.10gb (NVIDIA/k8s-device-plugin, README.md); amd.com/cpx_nps4 f
 internal/pkg/plugin/plugin.go); gpu.intel.com/xe, but not i915_monitoring (intel/intel-device-plugins-for-kubernetes).
 """
 
-_LINK = re.compile(r".*-([0-9a-f]{64})\.log")
+# The kubelet cuts names at 255 characters (kubernetes 29526).
+_LINK = re.compile(r".*-([0-9a-f]{64})\.log|(?=.{255}$).*-([0-9a-f]{12,63})\.log")
+_WHOLE_ID = re.compile(r"[0-9a-f]{64}")
 _TARGET = re.compile(r"(?:.*/)?([^/_]+)_([^/_]+)_([^/_]+)/([^/_]+)/([0-9]+)\.log")
 _ID = re.compile(r"[a-z0-9.-]+://([0-9a-f]{64})")
 
@@ -185,7 +187,12 @@ def read_log_links(logs: Path = LOGS) -> list[PodContainer]:
             namespace, pod, uid, name, restarts = target.groups()
             found.append(
                 PodContainer(
-                    id=named.group(1), namespace=namespace, pod=pod, uid=uid, name=name, restarts=int(restarts)
+                    id=named.group(1) or named.group(2),
+                    namespace=namespace,
+                    pod=pod,
+                    uid=uid,
+                    name=name,
+                    restarts=int(restarts),
                 )
             )
     return found
@@ -220,6 +227,7 @@ class Pods(Listener):
         self._proc = proc
         self._root = root
         self._groups: dict[str, Path] = {}
+        self._whole: dict[str, str] = {}
         self._absent: frozenset[str] = frozenset()
         self._walked_s = -ABSENT_S
 
@@ -253,8 +261,9 @@ class Pods(Listener):
                 f"the kubelet's logs in {self._logs}" if self._api is None else f"the Kubernetes API at {self._api.url}"
             )
             raise OSError(f"{who}: {error}") from None
+        whole = self._find_groups({each.id for each in known}, taken_s)
+        known = [replace(each, id=whole.get(each.id, each.id)) for each in known]
         other_sources = self._read_kubelet(known)
-        self._find_groups({each.id for each in known}, taken_s)
         before = self._listing.containers if self._listing else {}
         containers = {}
         for each in known:
@@ -294,17 +303,25 @@ class Pods(Listener):
             succeeded_unix_s=self._kubelet_answered_unix_s,
         )
 
-    def _find_groups(self, wanted: set[str], now_s: float) -> None:
-        """Search the cgroups of new containers, and now and then of those without one."""
+    def _find_groups(self, wanted: set[str], now_s: float) -> dict[str, str]:
+        """Search the cgroups of new containers, and now and then of those without one. Returns whole ids."""
+        wanted = wanted | {self._whole[each] for each in wanted & self._whole.keys()}
         groups = {each: group for each, group in self._groups.items() if each in wanted and group.is_dir()}
-        missing = wanted - groups.keys()
+        missing = wanted - groups.keys() - self._whole.keys()
         if missing - self._absent or (missing and now_s - self._walked_s >= ABSENT_S):
             self._walked_s = now_s
             every = cgroup.containers(self._root)
+            for cut in (each for each in missing if not _WHOLE_ID.fullmatch(each)):
+                found = [each for each in every if each.startswith(cut)]
+                if len(found) == 1:
+                    self._whole[cut] = found[0]
+                    groups[found[0]] = every[found[0]]
             groups.update((each, every[each]) for each in missing & every.keys())
             missing -= every.keys()
         self._absent = frozenset(missing)
         self._groups = groups
+        self._whole = {cut: each for cut, each in self._whole.items() if cut in wanted}
+        return self._whole
 
     def _container(self, pod: PodContainer, before: Container | None) -> Container | None:
         group = self._groups.get(pod.id)

@@ -355,6 +355,20 @@ def test_container_of_a_pod_has_its_name_from_the_kubelets_links_without_the_api
     assert (found.gpu_request, found.vram_budget) == (("GPU-1",), VramBudget())
 
 
+@pytest.mark.parametrize("length", [12, 30, 63])
+def test_log_link_of_a_long_pod_name_names_its_container_by_the_start_of_the_id(host: Host, length: int) -> None:
+    host.process(41, f"kubepods/burstable/pod{UID}/{ID}", gpus="GPU-1")
+    pod = "p" * (255 - len(f"_ml_server-{ID[:length]}.log"))
+    link(host.proc.parent / "logs").unlink()
+    cut = f"{pod}_ml_server-{ID}"[:251]
+    (host.proc.parent / "logs" / f"{cut}.log").symlink_to(f"/var/log/pods/ml_{pod}_{UID}/server/0.log")
+    pods = on(host)
+
+    found = [only(pods) for _ in range(2)]
+
+    assert [(each.id, each.name, each.gpu_request) for each in found] == [(ID, f"ml/{pod}/server", ("GPU-1",))] * 2
+
+
 @pytest.mark.parametrize(
     ("devices", "request_"),
     [
