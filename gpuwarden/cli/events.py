@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Final
 
 from gpuwarden.cli.acts import add_json
+from gpuwarden.db.rows import UnreadableRowError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, format_duration, format_time, show, show_json
 from gpuwarden.queue import Event, JobStore
@@ -31,8 +32,16 @@ def command(argv: list[str]) -> int:
     check_there(arguments.queue_db)
     with closing(JobStore.open(arguments.queue_db, migrate=False)) as store, closing(store.changes()) as changes:
         last: Event | None = None
+        noted: set[str] = set()
+
+        def note(error: UnreadableRowError) -> None:
+            """Show an unreadable event, once."""
+            if error.key not in noted:
+                noted.add(error.key)
+                show(f"gpuwarden events: {error}", file=sys.stderr)
+
         while True:
-            while events := store.outbox.events(arguments.consumer, limit=BATCH, after=last):
+            while events := store.outbox.events(arguments.consumer, limit=BATCH, after=last, unreadable=note):
                 for event in events:
                     if arguments.json:
                         show_json(asdict(event))

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +15,7 @@ from typing import Any, Final
 from gpuwarden.cli.acts import add_act, add_json, add_reason, runtime_dir
 from gpuwarden.cli.progress import figures, report_of, reports, short, silence, whole
 from gpuwarden.clock import stamp
+from gpuwarden.db.rows import UnreadableRowError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.fields import made_from
 from gpuwarden.format import (
@@ -93,25 +94,38 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
 
 def _list_once(store: JobStore, arguments: argparse.Namespace) -> int:
     states = frozenset(State(name) for name in arguments.state or State)
-    found = store.queries.newest(limit=arguments.limit, states=states, queue=arguments.queue, run_id=arguments.run)
     here, shown = reports(arguments.runtime_dir), 0
+
+    def count() -> None:
+        nonlocal shown
+        if not shown and not arguments.json:
+            show(
+                f"{'JOB':>6} {'STATE':9} {'QUEUE':8} {'ATTEMPT':>7} {'RETRIES':>7} {'PRIO':>4}  "
+                f"{'WORKER':12} {'PROGRESS':9} {'SILENT':19} REASON"
+            )
+        shown += 1
+
+    def show_unreadable(error: UnreadableRowError) -> None:
+        count()
+        if arguments.json:
+            show_json({"job_id": error.key, "unreadable": error.reason})
+        else:
+            show(f"{error.key:>6} unreadable: {error.reason}")
+
+    its: dict[str, Any] = {"queue": arguments.queue, "run_id": arguments.run, "unreadable": show_unreadable}
+    found = store.queries.newest(limit=arguments.limit, states=states, **its)
     for job in found:
+        count()
         report = report_of(job, here)
         if arguments.json:
             show_json({**asdict(job), "progress": figures(report, stamp())})
         else:
-            if not shown:
-                show(
-                    f"{'JOB':>6} {'STATE':9} {'QUEUE':8} {'ATTEMPT':>7} {'RETRIES':>7} {'PRIO':>4}  "
-                    f"{'WORKER':12} {'PROGRESS':9} {'SILENT':19} REASON"
-                )
             progress, silent = "-" if report is None else short(report), report and silence(report, stamp())
             show(
                 f"{job.job_id:>6} {job.state:9} {job.queue:8} {job.attempt:>7} {job.watchdog_retries:>7} "
                 f"{job.priority:>4}  {job.worker or '-':12} {progress:9} "
                 f"{silent or '-':19} {job.reason or ''}".rstrip()
             )
-        shown += 1
     if shown == arguments.limit and not arguments.json and not arguments.watch:
         show(f"gpuwarden job: these are the newest {shown}; --limit 0 lists all", file=sys.stderr)
     return 0
@@ -234,11 +248,12 @@ def _requeue(store: JobStore, arguments: argparse.Namespace) -> int:
 def _logs(store: JobStore, arguments: argparse.Namespace) -> int:
     if arguments.logs is None:
         return _refuse("missing --logs (or $GPUWARDEN_JOB_LOG_DIR): give the --logs folder of the job's worker")
-    job = store.job(arguments.job)
-    path = job_logs.newest(arguments.logs, job.job_id, arguments.attempt)
+    with suppress(UnreadableRowError):
+        store.job(arguments.job)  # fails for an unknown job
+    path = job_logs.newest(arguments.logs, arguments.job, arguments.attempt)
 
     def goes_on() -> bool:
-        now = store.job(job.job_id)
+        now = store.job(arguments.job)
         return now.state in (State.RUNNING, State.HOST_LOST) and path.name == job_logs.name_of(now.job_id, now.attempt)
 
     for line in job_logs.lines(path, goes_on=goes_on if arguments.follow else None):

@@ -22,6 +22,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from gpuwarden.db.rows import json_or_bad
 from gpuwarden.errors import GpuwardenError
 
 BUSY_TIMEOUT_S: Final = 5.0
@@ -125,7 +126,7 @@ def _sqlite(url: URL) -> Engine:
     folder = Path(url.database).parent
     if not folder.is_dir():
         raise DatabaseError(f"the folder of {url.database} does not exist: create it first")
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
+    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S}, json_deserializer=json_or_bad)
     event.listen(engine, "do_connect", partial(_open_file, Path(url.database)))
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin)
@@ -174,6 +175,7 @@ def _check_file(path: Path) -> tuple[int, int] | None:
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # _begin opens transactions
+    connection.text_factory = partial(str, encoding="utf-8", errors="backslashreplace")
     _log_ahead(connection)
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")

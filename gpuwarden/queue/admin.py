@@ -3,6 +3,7 @@
 from sqlalchemy import ColumnElement, and_, func, or_, select, update
 
 from gpuwarden.db.changes import notify_after_commit
+from gpuwarden.db.rows import readable
 from gpuwarden.db.transactions import reading, writing
 from gpuwarden.job import FRESH_S, JobId, Kind, Move, State
 from gpuwarden.queue import runs, sql
@@ -83,7 +84,12 @@ class Admin(QueueBase):
             for row in connection.execute(select(WORKER_GPUS).order_by(WORKER_GPUS.c.gpu)):
                 gpus.setdefault((row.host, row.worker), []).append(row.gpu)
             rows = connection.execute(found.order_by(WORKERS.c.host, WORKERS.c.worker)).all()
-        return [to_worker(row, gpus.get((row.host, row.worker), ()), fresh_since=now - FRESH_S) for row in rows]
+        return list(
+            readable(
+                rows,
+                lambda row: to_worker(row, gpus.get((row.host, row.worker), ()), fresh_since=now - FRESH_S),
+            )
+        )
 
     def lock(self, *, host: str, worker: str, who: str, reason: str, now: float) -> bool:
         """Keep a slot from claiming until it is unlocked (B9); False if it is unknown."""

@@ -22,6 +22,7 @@ from sqlalchemy import (
     update,
 )
 
+from gpuwarden.db.rows import UnreadableRowError
 from gpuwarden.db.transactions import autocommit, reading, upsert, writing
 from gpuwarden.job import AFFINITY_S, AVOID_S, FRESH_S, LEASE_S, Condition, JobClass, JobId, Kind, Move, State
 from gpuwarden.queue import ranks, runs, sql
@@ -120,7 +121,12 @@ class Claims(QueueBase):
         if row.gang is not None:  # in its own transaction: otherwise claims of two ranks of a gang deadlock
             with writing(self._engine) as connection:
                 ranks.begin(connection, row.gang)
-        return to_job(row)
+        try:
+            return to_job(row)
+        except UnreadableRowError as error:
+            its = {"attempt": row.attempt, "incarnation": incarnation}
+            self.fail_by_worker(row.job_id, **its, reason=str(error), now=now)
+            return None
 
     def heartbeat(
         self,

@@ -30,6 +30,7 @@ from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.claims import LOCKED_BY_ERRORS
 from gpuwarden.queue.fencing import FLAG_FRESH_S
+from gpuwarden.queue.models import KNOWN_STATES
 from gpuwarden.queue.schema import (
     AT_WORK,
     CONSUMERS,
@@ -147,7 +148,9 @@ class Counts(QueueBase):
     def ended(self) -> dict[tuple[str, State], int]:
         """Ended jobs by queue and state."""
         with reading(self._engine) as connection:
-            return {(row[0], State(row[1])): int(row[2]) for row in connection.execute(*_ended())}
+            return {
+                (row[0], State(row[1])): int(row[2]) for row in connection.execute(*_ended()) if row[1] in KNOWN_STATES
+            }
 
     def failing(self) -> Failing:
         """Workers that failed items, at most `FAILING_MAX`."""

@@ -5,11 +5,12 @@ from typing import Final
 from sqlalchemy import Connection, and_, case, select, update
 
 from gpuwarden.db.changes import notify_after_commit
+from gpuwarden.db.rows import readable
 from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.job import FENCE_S, REQUEUE_PRIORITY, Condition, Move, State
 from gpuwarden.queue import ranks, sql
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import DeadWorker, Slot
+from gpuwarden.queue.models import DeadWorker, Slot, to_dead_worker
 from gpuwarden.queue.schema import DEAD_WORKERS, JOBS, QUEUE, WORKERS
 
 STAMP_S: Final = 30.0
@@ -113,7 +114,7 @@ class Fencing(QueueBase):
             found = found.where(DEAD_WORKERS.c.queue == queue)
         with reading(self._engine) as connection:
             rows = connection.execute(found.order_by(DEAD_WORKERS.c.host, DEAD_WORKERS.c.worker))
-            return [DeadWorker(**row._asdict()) for row in rows]
+            return list(readable(rows, to_dead_worker))
 
     def retire_worker(self, *, host: str, worker: str, incarnation: str, now: float) -> bool:
         """Retire an incarnation whose process is being ended (A12); False if it was replaced."""

@@ -6,6 +6,7 @@ from typing import Final
 from sqlalchemy import delete, exists, or_, select
 
 from gpuwarden.db.changes import notify_after_commit
+from gpuwarden.db.rows import readable
 from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
@@ -48,6 +49,5 @@ class GpuQuarantine(QueueBase):
     def quarantined(self) -> list[Quarantine]:
         """All quarantines, oldest first."""
         with reading(self._engine) as connection:
-            return [
-                to_quarantine(row) for row in connection.execute(select(QUARANTINED_GPUS).order_by(*_LONGEST_FIRST))
-            ]
+            found = connection.execute(select(QUARANTINED_GPUS).order_by(*_LONGEST_FIRST))
+            return list(readable(found, to_quarantine))

@@ -2,11 +2,12 @@
 
 from sqlalchemy import ColumnElement, and_, case, literal, select
 
+from gpuwarden.db.rows import readable
 from gpuwarden.db.transactions import reading, writing
 from gpuwarden.job import LEASE_S, Move, State
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import HostsJob
+from gpuwarden.queue.models import HostsJob, to_hosts_job
 from gpuwarden.queue.schema import JOBS, QUEUES, WORKERS
 
 
@@ -24,10 +25,7 @@ class LostHosts(QueueBase):
             .where(JOBS.c.host == host, JOBS.c.worker.is_not(None), held)  # as the index says
         )
         with reading(self._engine) as connection:
-            return [
-                HostsJob(job_id=row.job_id, attempt=row.attempt, state=State(row.state), heard_at=row.last_seen_at)
-                for row in connection.execute(found.order_by(JOBS.c.job_id))
-            ]
+            return list(readable(connection.execute(found.order_by(JOBS.c.job_id)), to_hosts_job))
 
     def mark_lost(self, job_id: int, *, attempt: int, now: float) -> bool:
         """Mark a running job as lost; False unless this attempt runs.

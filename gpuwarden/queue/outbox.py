@@ -8,9 +8,11 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Executable, case, func, select, update
 
 from gpuwarden.db.locks import try_advisory_lock
+from gpuwarden.db.rows import readable
 from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import Event, to_event
+from gpuwarden.queue.queries import Unreadable
 from gpuwarden.queue.schema import CONSUMERS, OUTBOX_EVENTS
 from gpuwarden.queue.sql import Prepared
 
@@ -21,16 +23,25 @@ BATCH: Final = 500
 class Outbox(QueueBase):
     """Events for programs that continue after a job: see `docs/reference/python-api.md`."""
 
-    def events(self, consumer: str, *, limit: int = BATCH, after: Event | None = None) -> list[Event]:
-        """The next events that this consumer has not acknowledged, oldest first, and only those after `after`."""
+    def events(
+        self, consumer: str, *, limit: int = BATCH, after: Event | None = None, unreadable: Unreadable = None
+    ) -> list[Event]:
+        """The next events that this consumer has not acknowledged, oldest first, and only those after `after`.
+
+        An unreadable event is skipped: see `readable`.
+        """
         self.place_events()
         seen = select(CONSUMERS.c.position).where(CONSUMERS.c.consumer == consumer).scalar_subquery()
-        with reading(self._engine) as connection:
+        last = 0 if after is None else after.position
+        while True:
             next_ones = select(OUTBOX_EVENTS).where(OUTBOX_EVENTS.c.position > func.coalesce(seen, 0))
-            if after is not None:
-                next_ones = next_ones.where(OUTBOX_EVENTS.c.position > after.position)
-            rows = connection.execute(next_ones.order_by(OUTBOX_EVENTS.c.position).limit(limit))
-            return [to_event(row) for row in rows]
+            next_ones = next_ones.where(OUTBOX_EVENTS.c.position > last).order_by(OUTBOX_EVENTS.c.position)
+            with reading(self._engine) as connection:
+                rows = connection.execute(next_ones.limit(limit)).all()
+            found = list(readable(rows, to_event, unreadable))
+            if found or not rows:
+                return found
+            last = rows[-1].position
 
     def acknowledge(self, consumer: str, event: Event, *, now: float) -> None:
         """Mark this event and all earlier ones as done for a consumer."""

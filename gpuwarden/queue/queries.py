@@ -1,20 +1,22 @@
 """Jobs and runs for lists."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeAlias
 
 from sqlalchemy import ColumnElement, func, literal_column, select
 
+from gpuwarden.db.rows import UnreadableRowError, readable
 from gpuwarden.db.transactions import reading
-from gpuwarden.fields import made_from
 from gpuwarden.job import FINAL, JobId, State
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import Job, Run, to_job
+from gpuwarden.queue.models import KNOWN_STATES, Job, Run, to_job, to_run
 from gpuwarden.queue.schema import AT_WORK, JOBS, RUNS, UNWELL, WORKERS
 
 PAGE: Final = 1000
 """Jobs read at a time."""
+
+Unreadable: TypeAlias = Callable[[UnreadableRowError], None] | None
 
 _AT_WORK: Final = frozenset(State) - FINAL - {State.QUEUED}
 _UNWELL: Final = frozenset({State.FAILED, State.CANCELLED})
@@ -30,8 +32,9 @@ class Queries(QueueBase):
         states: frozenset[State] = frozenset(State),
         queue: str | None = None,
         run_id: str | None = None,
+        unreadable: Unreadable = None,
     ) -> Iterator[Job]:
-        """The newest jobs, oldest first. A `limit` of 0 means all."""
+        """The newest jobs, oldest first. A `limit` of 0 means all. `unreadable`: see `readable`."""
         its: list[ColumnElement[bool]] = [] if states == frozenset(State) else [sql.is_in(states)]
         # SQLite uses a partial index only if the query repeats the index's condition.
         its += [literal_column(AT_WORK)] if states <= _AT_WORK else []
@@ -41,14 +44,14 @@ class Queries(QueueBase):
         if limit:
             with reading(self._engine) as connection:
                 rows = connection.execute(select(JOBS).where(*its).order_by(JOBS.c.job_id.desc()).limit(limit)).all()
-            yield from (to_job(row) for row in reversed(rows))
+            yield from readable(reversed(rows), to_job, unreadable)
             return
         last = 0
         while True:
             page = select(JOBS).where(*its, JOBS.c.job_id > last).order_by(JOBS.c.job_id).limit(PAGE)
             with reading(self._engine) as connection:
                 rows = connection.execute(page).all()
-            yield from (to_job(row) for row in rows)
+            yield from readable(rows, to_job, unreadable)
             if len(rows) < PAGE:
                 return
             last = rows[-1].job_id
@@ -71,13 +74,15 @@ class Queries(QueueBase):
         """The ranks of a gang, in order. A rendezvous reads their hosts and workers."""
         with reading(self._engine) as connection:
             found = connection.execute(select(JOBS).where(JOBS.c.gang == gang).order_by(JOBS.c.rank))
-            return [to_job(row) for row in found]
+            return list(readable(found, to_job))
 
     def states_of(self, job_ids: Iterable[int]) -> dict[JobId, State]:
         """The states of these jobs. An unknown id is absent."""
         found = select(JOBS.c.job_id, JOBS.c.state).where(JOBS.c.job_id.in_(sorted(job_ids)))
         with reading(self._engine) as connection:
-            return {JobId(row.job_id): State(row.state) for row in connection.execute(found)}
+            return {
+                JobId(row.job_id): State(row.state) for row in connection.execute(found) if row.state in KNOWN_STATES
+            }
 
     def newest_runs(self, *, limit: int = 0, state: str | None = None) -> list[Run]:
         """The newest runs, oldest first, with job counts by state. A `limit` of 0 means all."""
@@ -96,5 +101,6 @@ class Queries(QueueBase):
             rows = connection.execute(chosen).all()
             jobs: dict[str, dict[State, int]] = {row.run_id: {} for row in rows}
             for each in connection.execute(counted):
-                jobs[each.run_id][State(each.state)] = int(each.jobs)
-        return [made_from(row, Run, jobs=jobs[row.run_id]) for row in reversed(rows)]
+                if each.state in KNOWN_STATES:
+                    jobs[each.run_id][State(each.state)] = int(each.jobs)
+        return list(readable(reversed(rows), lambda row: to_run(row, jobs[row.run_id])))

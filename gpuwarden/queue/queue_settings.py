@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 from sqlalchemy import delete, select
 
+from gpuwarden.db.rows import readable
 from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import COUNT_MAX, QueueSettings, SubmissionError, to_settings
@@ -43,4 +44,4 @@ class Settings(QueueBase):
     def all(self) -> list[QueueSettings]:
         """The settings of every queue that has any."""
         with reading(self._engine) as connection:
-            return [to_settings(row) for row in connection.execute(select(QUEUES).order_by(QUEUES.c.queue))]
+            return list(readable(connection.execute(select(QUEUES).order_by(QUEUES.c.queue)), to_settings))

@@ -13,12 +13,12 @@ from uuid import uuid4
 from sqlalchemy import ColumnElement, Connection, Executable, case, exists, func, insert, or_, select, update
 
 from gpuwarden.db.changes import notify_after_commit
+from gpuwarden.db.rows import BadJson
 from gpuwarden.db.transactions import reading, upsert, writing
-from gpuwarden.fields import made_from
 from gpuwarden.job import FINAL, QUEUE_CLASSES, JobClass, JobId, Kind, Move, State, stall_timeout_s
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import Result, Run, Submission, SubmissionError
+from gpuwarden.queue.models import KNOWN_STATES, Result, Run, Submission, SubmissionError, to_run
 from gpuwarden.queue.schema import DEPENDENCIES, JOBS, QUEUE, QUEUES, RUNS
 from gpuwarden.queue.sql import Prepared
 
@@ -90,8 +90,8 @@ class Runs(QueueBase):
             if row is None:
                 return None
             counted = select(JOBS.c.state, func.count()).where(JOBS.c.run_id == run_id).group_by(JOBS.c.state)
-            jobs = {State(state): int(count) for state, count in connection.execute(counted)}
-        return made_from(row, Run, jobs=jobs)
+            jobs = {State(state): int(count) for state, count in connection.execute(counted) if state in KNOWN_STATES}
+        return to_run(row, jobs)
 
     def state(self, run_id: str) -> str | None:
         """The run's state; `None` if it is unknown."""
@@ -103,7 +103,7 @@ class Runs(QueueBase):
         needed = select(JOBS.c.job_id, JOBS.c.result).join(DEPENDENCIES, DEPENDENCIES.c.needs_job_id == JOBS.c.job_id)
         with reading(self._engine) as connection:
             found = connection.execute(needed.where(DEPENDENCIES.c.job_id == job_id).order_by(JOBS.c.job_id))
-            return {JobId(row.job_id): row.result for row in found}
+            return {JobId(row.job_id): None if isinstance(row.result, BadJson) else row.result for row in found}
 
     def needs(self, job_id: int) -> list[JobId]:
         """Ids of the jobs that this job needs."""

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Row, Select, bindparam, func, select, update
 
 from gpuwarden.db.changes import notify_after_commit
 from gpuwarden.db.locks import try_advisory_lock
+from gpuwarden.db.rows import converted, readable
 from gpuwarden.db.transactions import reading, writing
 from gpuwarden.fields import made_from
 from gpuwarden.job import Condition
@@ -127,7 +128,8 @@ def _return_alerts(connection: Connection, episode: Row[Any]) -> int:
     others = [
         alert.alert_id
         for alert in connection.execute(select(ALERTS).where(newest, ALERTS.c.firing))
-        if episode.subject in (Subject.HOST, Subject.RUN)
+        if not isinstance(alert.labels, dict)
+        or episode.subject in (Subject.HOST, Subject.RUN)
         or any(getattr(episode, name) != value for name, value in attempt_in(alert.labels).items())
     ]
     if others:
@@ -142,36 +144,44 @@ def _newest(episode_ids: Collection[int]) -> Select[tuple[int]]:
 
 
 def read_episodes(connection: Connection, rows: Sequence[Row[Any]]) -> list[Episode]:
-    """Build episodes from their rows, intents and alerts. Two statements for all of them."""
+    """Build episodes from their rows, intents and alerts. Two statements for all. Unreadable ones are left out."""
     if not rows:
         return []
     its = [row.episode_id for row in rows]
-    intents: dict[int, dict[Kind, Intent]] = defaultdict(dict)
+    intents: dict[int, list[Any]] = defaultdict(list)
     found = select(INTENTS).where(INTENTS.c.episode_id.in_(its), INTENTS.c.stage != Stage.WITHDRAWN)
     for each in connection.execute(found):
-        intent = made_from(each, Intent, kind=Kind(each.kind), stage=Stage(each.stage))
-        intents[each.episode_id][intent.kind] = intent
+        intents[each.episode_id].append(each)
     alerts: dict[int, list[Any]] = defaultdict(list)
     columns = ALERTS.c.episode_id, ALERTS.c.labels, ALERTS.c.firing, ALERTS.c.fingerprint
     for alert in connection.execute(select(*columns).where(ALERTS.c.alert_id.in_(_newest(its)))):
         alerts[alert.episode_id].append(alert)
-    return [_episode(row, intents[row.episode_id], alerts[row.episode_id]) for row in rows]
+    return list(readable(rows, lambda row: _episode(row, intents[row.episode_id], alerts[row.episode_id])))
 
 
-def _episode(row: Row[Any], intents: dict[Kind, Intent], alerts: Sequence[Any]) -> Episode:
+def _episode(row: Row[Any], intents: Sequence[Any], alerts: Sequence[Any]) -> Episode:
+    kinds = {each.kind: each for each in (converted(found, INTENTS, _intent) for found in intents)}
     firing = [alert for alert in alerts if alert.firing]
-    return made_from(
+    return converted(
         row,
-        Episode,
-        condition=Condition(row.condition),
-        firing=bool(firing),
-        conditions=frozenset(Condition(each.labels["condition"]) for each in firing),
-        free=intents.get(Kind.FREE),
-        settle=intents.get(Kind.SETTLE),
-        subject=Subject(row.subject),
-        fingerprints=frozenset(each.fingerprint for each in firing),
-        rules=frozenset(alert.labels.get("alertname", "") for alert in alerts) - {""},
+        EPISODES,
+        lambda row: made_from(
+            row,
+            Episode,
+            condition=Condition(row.condition),
+            firing=bool(firing),
+            conditions=frozenset(Condition(each.labels["condition"]) for each in firing),
+            free=kinds.get(Kind.FREE),
+            settle=kinds.get(Kind.SETTLE),
+            subject=Subject(row.subject),
+            fingerprints=frozenset(each.fingerprint for each in firing),
+            rules=frozenset(alert.labels.get("alertname", "") for alert in alerts) - {""},
+        ),
     )
+
+
+def _intent(row: Row[Any]) -> Intent:
+    return made_from(row, Intent, kind=Kind(row.kind), stage=Stage(row.stage))
 
 
 def _survey() -> Select[Any]:

@@ -25,6 +25,7 @@ from sqlalchemy import (
 from gpuwarden.db.changes import notify_after_commit
 from gpuwarden.db.engine import is_shared
 from gpuwarden.db.locks import advisory_lock, try_advisory_lock
+from gpuwarden.db.rows import UnreadableRowError, report
 from gpuwarden.db.transactions import autocommit, reading, upsert, writing
 from remediator.alert import Alert, Refusal, subject
 from remediator.ledger import retention
@@ -117,7 +118,8 @@ class Inbox(LedgerPart):
     def new_targets(self, host: str) -> list[Target]:
         """The targets of the new alerts that `take_new` may take next."""
         with reading(self._engine) as connection:
-            return [subject(labels) for labels in connection.scalars(_NEW_LABELS, {"of": host, "at_most": TAKE_MAX})]
+            found = connection.scalars(_NEW_LABELS, {"of": host, "at_most": TAKE_MAX})
+            return [subject(labels) for labels in found if _are_labels(labels)]
 
     def take_new(
         self, host: str, *, now: float, asked: Collection[Target] | None = None, unknown: Collection[Target] = ()
@@ -133,6 +135,7 @@ class Inbox(LedgerPart):
             advisory_lock(connection, f"alerts of {host}")
             new = _NEW_OF_ANY_HOST if try_advisory_lock(connection, "alerts about hosts") else _NEW
             rows = connection.execute(new, {"of": host, "at_most": TAKE_MAX}).all()
+            rows = [row for row in rows if _is_readable(connection, row)]
             rows = [row for row in rows if asked is None or subject(row.labels) in asked]
             taking = _Taking(connection, rows, host=host, by=self._host, unknown=unknown, now=now)
             for row in rows:
@@ -184,6 +187,24 @@ def _row(alert: Alert, now: float) -> dict[str, Any]:
         "reason": None,
         "message": None,
     }
+
+
+def _are_labels(found: Any) -> bool:
+    """Whether a column has the labels that each stored alert has."""
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        return False
+    return found.keys() >= {"host", "remedy", "condition"}
+
+
+def _is_readable(connection: Connection, row: Row[Any]) -> bool:
+    """Whether an alert can be read. Another is ignored from now on."""
+    its = row.annotations
+    if _are_labels(row.labels) and isinstance(its, dict) and all(isinstance(each, str) for each in its.values()):
+        return True
+    report(UnreadableRowError(ALERTS.name, str(row.alert_id), "its labels or annotations are unknown"))
+    this = update(ALERTS).where(ALERTS.c.alert_id == row.alert_id)
+    connection.execute(this.values(state="ignored", message="its row is unreadable"))
+    return False
 
 
 def _new(its: ColumnElement[bool]) -> Select[Any]:

@@ -6,6 +6,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, and_, bindparam, insert, or_, select, update
 
 from gpuwarden.db.migrate import refuse_other_revisions
+from gpuwarden.db.rows import converted
 from gpuwarden.db.transactions import reading, writing
 from gpuwarden.fields import made_from
 from remediator.ledger.counters import CounterDelta
@@ -122,7 +123,7 @@ def storable(text: str) -> str:
 
 def read_entry(line: Row[Any]) -> Entry:
     """Build an entry from its row."""
-    return made_from(line, Entry)
+    return converted(line, JOURNAL, lambda line: made_from(line, Entry))
 
 
 def write(

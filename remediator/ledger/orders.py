@@ -109,7 +109,11 @@ class OrderBook(LedgerPart):
     def restarts_since(self, since: float, *, host: str | None = None) -> list[tuple[str, str, float]]:
         """List the restarts since a time: host, container and time, Unix seconds; oldest first."""
         with reading(self._engine) as connection:
-            rows = [row for row in restart_intents_since(connection, since=since) if row.stage not in NOT_RESTARTED]
+            rows = [
+                row
+                for row in restart_intents_since(connection, since=since)
+                if row.stage not in NOT_RESTARTED and isinstance(row.data, dict) and "name" in row.data
+            ]
             return [(row.host, row.data["name"], row.entered_at) for row in rows if host in (None, row.host)]
 
 

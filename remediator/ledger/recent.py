@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, bindparam, func, select
 
+from gpuwarden.db.rows import UnreadableRowError, converted
 from gpuwarden.fields import made_from
 from remediator.ledger import retention
 from remediator.ledger.schema import EPISODES, EXECUTORS, INTENTS, ORDERS, RUN_DECISIONS
@@ -41,8 +42,11 @@ def orders_in_force(connection: Connection, now: float) -> Orders:
 
 
 def read_order(row: Row[Any]) -> Order:
-    """Build an order from its row."""
-    return made_from(row, Order, act=Act(row.act))
+    """Build an order from its row. An unreadable one holds all actions: it may be a pause."""
+    try:
+        return converted(row, ORDERS, lambda row: made_from(row, Order, act=Act(row.act)))
+    except UnreadableRowError as error:
+        return Order(act=Act.PAUSE, at=0.0, who="gpuwarden", reason=str(error), order_id=row.order_id)
 
 
 def recent_activity(
@@ -60,18 +64,18 @@ def recent_activity(
     rate_since = max(now - RATE_WINDOW_S, breaker_reset_at)
     # A restart in the future counts no longer than its window.
     storm_until, rate_until = now + safety_limits.breaker_window_s, now + RATE_WINDOW_S
-    targets = {target(row.host, row.data["handle"]) for row in frees if storm_since < row.created_at < storm_until}
+    targets = {target(row.host, _of(row, "handle")) for row in frees if storm_since < row.created_at < storm_until}
     freed_at = [
         row.entered_at
         for row in frees
-        if target(row.host, row.data["handle"]) == action.target and row.stage not in NOT_RESTARTED
+        if target(row.host, _of(row, "handle")) == action.target and row.stage not in NOT_RESTARTED
     ]
     beside = [
         row.entered_at if row.stage in OVER else now
         for row in frees
         if row.host == action.host
         and row.episode_id != action.episode_id
-        and not action.gpus.isdisjoint(row.data.get("gpus", ()))
+        and not action.gpus.isdisjoint(_of(row, "gpus"))
     ]
     answers = select(ORDERS).where(ORDERS.c.episode_id == action.episode_id).order_by(ORDERS.c.order_id.desc())
     answer = connection.execute(answers.limit(1)).one_or_none()
@@ -86,6 +90,11 @@ def recent_activity(
         lock_targets=_faulty_targets(connection, since=storm_since, until=storm_until),
         answer=None if answer is None else read_order(answer),
     )
+
+
+def _of(row: Row[Any], name: str) -> Any:
+    """A field of an intent's data; empty if it is unreadable."""
+    return row.data.get(name, "") if isinstance(row.data, dict) else ""
 
 
 def _faulty_targets(connection: Connection, *, since: float, until: float) -> frozenset[str]:

@@ -18,6 +18,7 @@ from sqlalchemy import (
     union,
 )
 
+from gpuwarden.db.rows import converted, readable
 from gpuwarden.db.transactions import reading
 from gpuwarden.fields import made_from
 from remediator.ledger import export_rows
@@ -95,7 +96,7 @@ class Reports(LedgerPart):
         """List the newest episodes, oldest first, without journal."""
         with reading(self._engine) as connection:
             rows = connection.execute(select(EPISODES).order_by(EPISODES.c.episode_id.desc()).limit(last)).all()
-            return [_history(row) for row in reversed(rows)]
+            return list(readable(reversed(rows), _history))
 
     def get(self, episode_id: int) -> EpisodeHistory | None:
         """Read one episode with its journal."""
@@ -104,7 +105,7 @@ class Reports(LedgerPart):
             if row is None:
                 return None
             lines = select(JOURNAL).where(JOURNAL.c.episode_id == episode_id).order_by(JOURNAL.c.entry_id)
-            return _history(row, tuple(read_entry(line) for line in connection.execute(lines)))
+            return _history(row, tuple(readable(connection.execute(lines), read_entry)))
 
     def export(
         self, *, since: float = 0.0, until: float | None = None, captures: bool = False
@@ -139,7 +140,7 @@ class Reports(LedgerPart):
         its = EPISODES.c.outcome.in_(sorted(outcomes)), EPISODES.c.closed_at >= since, _of_host(host)
         with reading(self._engine) as connection:
             rows = connection.execute(select(EPISODES).where(*its).order_by(EPISODES.c.closed_at))
-            return [_history(row) for row in rows]
+            return list(readable(rows, _history))
 
     def activity_since(self, since: float, *, host: str | None = None) -> Activity:
         """Count the episodes that were open since a time, and the steps since then."""
@@ -197,17 +198,22 @@ def held_episodes(connection: Connection, host: str | None) -> list[HeldEpisode]
     found = select(EPISODES).where(EPISODES.c.closed_at.is_(None))
     if host is not None:
         found = found.where(EPISODES.c.host == host)
-    return [
-        made_from(
+    return list(readable(connection.execute(found.order_by(EPISODES.c.episode_id)), _held))
+
+
+def _held(row: Row[Any]) -> HeldEpisode:
+    return converted(
+        row,
+        EPISODES,
+        lambda row: made_from(
             row,
             HeldEpisode,
             reason=row.wait_reason or "",
             message=row.wait_message or "",
             since=row.opened_at if row.wait_since is None else row.wait_since,
-        )
-        for row in connection.execute(found.order_by(EPISODES.c.episode_id))
-    ]
+        ),
+    )
 
 
 def _history(row: Row[Any], entries: tuple[Entry, ...] = ()) -> EpisodeHistory:
-    return made_from(row, EpisodeHistory, entries=entries)
+    return converted(row, EPISODES, lambda row: made_from(row, EpisodeHistory, entries=entries))

@@ -12,7 +12,6 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
-    text,
 )
 
 from gpuwarden.db.migrate import Schema, partial_index
@@ -24,6 +23,8 @@ ID = BigInteger().with_variant(Integer, "sqlite")
 
 OWED = "stage NOT IN ('done', 'abandoned', 'withdrawn')"
 """Open intents. Databases use the index only for this exact text."""
+
+RETIRED = "retired IS NOT NULL"
 
 ACTED = "act IN ('did', 'failed', 'would')"
 """Journal entries of acts, for the same reason."""
@@ -102,10 +103,8 @@ INTENTS = Table(
     Index("intents_by_stage", "kind", "stage"),
     Index("intents_by_episode", "episode_id"),
     Index("intents_by_time", "kind", "entered_at"),
-    Index("intents_owed", "episode_id", sqlite_where=text(OWED), postgresql_where=text(OWED)),
-    Index(
-        "intents_retired", "key", sqlite_where=text("retired IS NOT NULL"), postgresql_where=text("retired IS NOT NULL")
-    ),
+    partial_index("intents_owed", "episode_id", sqlite=OWED, postgresql=OWED),
+    partial_index("intents_retired", "key", sqlite=RETIRED, postgresql=RETIRED),
 )
 
 partial_index(
@@ -138,7 +137,7 @@ JOURNAL = Table(
     Column("message", String, nullable=False),
     Column("host", String),  # the writing host
     Index("journal_by_episode", "episode_id", "entry_id"),
-    Index("journal_by_act", "act", "at", sqlite_where=text(ACTED), postgresql_where=text(ACTED)),
+    partial_index("journal_by_act", "act", "at", sqlite=ACTED, postgresql=ACTED),
 )
 
 

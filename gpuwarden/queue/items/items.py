@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Update, and_, exists, func, insert, not_, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Update, and_, exists, func, insert, not_, or_, select, update
 
+from gpuwarden.db.rows import readable
 from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.job import ITEM_MOVES, ITEM_TRIES_MAX, ItemMove, ItemOutcome, ItemState, State
 from gpuwarden.queue import runs, sql
@@ -135,10 +136,7 @@ class Items(QueueBase):
         """A run's items in order."""
         found = select(ITEMS, _is_held().label("held")).where(ITEMS.c.run_id == run_id).order_by(ITEMS.c.position)
         with reading(self._engine) as connection:
-            return [
-                to_item(row) if row.held or row.state != ItemState.CLAIMED else _without_holder(to_item(row))
-                for row in connection.execute(found)
-            ]
+            return list(readable(connection.execute(found), _with_its_holder))
 
     def counts(self, run_id: str) -> Counter[ItemState]:
         """Number of items of a run by state."""
@@ -202,6 +200,10 @@ def _is_reported(connection: Connection, job: Any, item: str, *states: ItemState
     """Whether the queue already has this attempt's report on the item."""
     its = and_(ITEMS.c.run_id == job.run_id, ITEMS.c.item == item, *_by(job.job_id, job.attempt))
     return connection.scalar(select(ITEMS.c.state).where(its)) in states
+
+
+def _with_its_holder(row: Row[Any]) -> Item:
+    return to_item(row) if row.held or row.state != ItemState.CLAIMED else _without_holder(to_item(row))
 
 
 def _without_holder(item: Item) -> Item:
