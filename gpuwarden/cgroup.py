@@ -287,6 +287,11 @@ def place(pid: int, container: str, *, proc: Path = procfs.PROC, root: Path = RO
     """The groups of a container. They never change."""
     group = directory(pid, container, proc=proc, root=root)
     memory = memory_directory(pid, container, proc=proc, root=root)
+    if group is None or (memory is not None and not memory.is_dir()):
+        # Inside LXC, /proc names groups from the host's root.
+        found = containers(root).get(container)
+        if found is not None:
+            return at(found)
     return at(group) if group is not None and memory is None else Place(group=group, memory=memory)
 
 

@@ -298,6 +298,20 @@ def test_process_outside_its_containers_group_gives_no_other_group(proc: Path, r
     assert cgroup.directory(PID, ID, proc=proc, root=root) is None
 
 
+def test_container_inside_lxc_has_its_group_below_the_lxcs_own_version_1(proc: Path, root: Path) -> None:
+    belongs(proc, f"4:memory:/lxc/101/docker/{ID}", f"1:name=systemd:/lxc/101/docker/{ID}", "0::/")
+    own = group(root / "memory" / "docker" / ID, cgroup_procs="7\n", memory_usage_in_bytes="5\n")
+
+    assert cgroup.place(PID, ID, proc=proc, root=root) == cgroup.Place(group=own, memory=own)
+
+
+def test_container_inside_lxc_has_its_group_below_the_lxcs_own_version_2(proc: Path, root: Path) -> None:
+    belongs(proc, f"0::/lxc/101/system.slice/docker-{ID}.scope")
+    own = group(root / "system.slice" / f"docker-{ID}.scope", cgroup_procs="7\n", memory_current="5\n")
+
+    assert cgroup.place(PID, ID, proc=proc, root=root) == cgroup.Place(group=own, memory=own)
+
+
 def test_nested_container_has_its_own_group(proc: Path, root: Path) -> None:
     belongs(proc, f"0::/docker/{OTHER}/docker/{ID}/workers")
     own = group(root / f"docker/{OTHER}/docker/{ID}", memory_current="7\n", cgroup_procs=f"{PID}\n")
