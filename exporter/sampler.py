@@ -13,7 +13,7 @@ import structlog
 
 from exporter.change_log import ChangeLog
 from exporter.container_watch import ContainerWatch
-from exporter.evidence import container_history
+from exporter.evidence import container_history, gpu_use
 from exporter.evidence.unknown import UnknownCounter
 from exporter.gpu_watch import GpuWatch
 from exporter.host_sources import Engine, HostSources
@@ -122,7 +122,7 @@ class Sampler:
             host=self._host,
             taken=now,
             gpus=gpus.readings,
-            workers=found.workers,
+            workers=gpu_use.without_limits_before_use(found.workers, seen.containers),
             containers=seen.containers,
             sources=self._runner.health,
             thresholds=self._thresholds,

@@ -91,6 +91,8 @@ class WorkerFacts(ContainerFacts):
     # Limits of GPU inactivity in this phase (A7).
     health_window_s: float | None
     health_grace_s: float | None
+    # False: an alert only.
+    health_acts: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,9 @@ A pid with its start time names one process of this boot. Sources: proc_pid_stat
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -42,10 +43,10 @@ class ProcessId(NamedTuple):
     def __str__(self) -> str:
         return f"{self.pid} {self.start_ticks}"
 
-    def runs(self) -> bool:
+    def runs(self, *, proc: Path = PROC) -> bool:
         """Whether it runs and has not ended."""
         try:
-            fields = stat(self.pid)
+            fields = stat(self.pid, proc=proc)
         except OSError:
             return False
         return int(fields[19]) == self.start_ticks and not has_ended(fields)
@@ -85,6 +86,61 @@ class ProcessId(NamedTuple):
             yield descriptor
         finally:
             os.close(descriptor)
+
+
+def signal_process(process: ProcessId, number: signal.Signals) -> None:
+    """Send a signal to this process and no other; nothing if it is gone, or of another user.
+
+    Raises:
+        OSError: not possible before Linux 5.3.
+    """
+    try:
+        with process.opened() as descriptor, suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(descriptor, number)
+    except (FileNotFoundError, ProcessLookupError):
+        return
+
+
+def family(leader: ProcessId, *, proc: Path = PROC) -> list[ProcessId]:
+    """A leader's living processes: its process group, its session, and all their children.
+
+    The kernel does not reuse a pid while a group or session has it.
+    """
+    stats = _stats(proc)
+    if leader.pid in stats and int(stats[leader.pid][19]) != leader.start_ticks:
+        return []
+    return _with_children(
+        stats, [pid for pid, each in stats.items() if leader.pid in (pid, int(each[2]), int(each[3]))]
+    )
+
+
+def descendants(pid: int, *, proc: Path = PROC) -> list[ProcessId]:
+    """Living children, and theirs."""
+    stats = _stats(proc)
+    return _with_children(stats, [each for each, fields in stats.items() if int(fields[1]) == pid])
+
+
+def _with_children(stats: Mapping[int, list[str]], roots: list[int]) -> list[ProcessId]:
+    children: dict[int, list[int]] = {}
+    for pid, fields in stats.items():
+        children.setdefault(int(fields[1]), []).append(pid)
+    found: set[int] = set()
+    while roots:
+        pid = roots.pop()
+        if pid not in found:
+            found.add(pid)
+            roots += children.get(pid, ())
+    return [ProcessId(pid, int(stats[pid][19])) for pid in sorted(found) if not has_ended(stats[pid])]
+
+
+def _stats(proc: Path) -> dict[int, list[str]]:
+    """The fields of every process, by pid."""
+    found = {}
+    for entry in os.scandir(proc):
+        if entry.name.isdigit():
+            with suppress(OSError):  # it ended
+                found[int(entry.name)] = stat(int(entry.name), proc=proc)
+    return found
 
 
 def start_ticks(pid: int, *, proc: Path = PROC) -> int:

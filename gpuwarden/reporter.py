@@ -12,6 +12,7 @@ import operator
 import os
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self
@@ -25,6 +26,11 @@ from gpuwarden.state_file import JobFile, LongStep, WorkerFile
 from gpuwarden.step_timing import PhaseTiming, Steps, StepTiming
 
 DEFAULT_DIR: Final = Path("/run/gpuwarden")
+JOB_FILE: Final = "GPUWARDEN_JOB_FILE"
+"""Variable with a script's job file."""
+HIDDEN_SUFFIX: Final = ".suspended.json"
+RUN_QUEUE: Final = "run"
+"""Queue of supervised commands."""
 STEP_WRITE_S: Final = 1.0
 """Least time between two writes by `step()`, seconds."""
 SLEPT_S: Final = 0.5
@@ -105,28 +111,36 @@ class _Timing:
 class Reporter:
     """Reports a worker, its heartbeat and its job.
 
+    `Reporter()` reports for a script under `gpuwarden run`; elsewhere it does nothing.
+
     Args:
         directory: `$GPUWARDEN_RUNTIME_DIR`.
         worker: the slot's name, unique on the host.
         queue: the queue it serves.
         subdirectory: the container's folder in `directory`.
-        heartbeat_s: seconds between heartbeats.
+        heartbeat_s: seconds between heartbeats; with 0 the caller calls `beat`.
     """
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | None = None,
         *,
-        worker: str,
-        queue: str,
+        worker: str = "script",
+        queue: str = RUN_QUEUE,
         subdirectory: str | None = None,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
+        is_script = directory is None
+        job = _supervised_job() if is_script else None
+        if job is not None:
+            directory, worker, subdirectory = job[0].parent.parent, job[1].worker, job[0].parent.name
+        elif directory is None:
+            directory = DEFAULT_DIR  # nothing is written
         state_file.check_name(worker)
         self.folder = directory / state_file.check_name(subdirectory or worker, what="subdirectory")
         self.incarnation = uuid4().hex
         self.write_errors = 0
-        self._heartbeat_s = heartbeat_s
+        self._heartbeat_s = None if is_script else heartbeat_s
         self._base = self.folder / worker
         now = clock.stamp()
         self._worker = WorkerFile(
@@ -140,7 +154,7 @@ class Reporter:
             start_ticks=_own_start_ticks(),
             pid_namespace=procfs.pid_namespace(),
         )
-        self._job: JobFile | None = None
+        self._job: JobFile | None = None if job is None else job[1]
         self._busy_timeout_s: float | None = None
         self._timing = _Timing()
         self._next_write_s = 0.0
@@ -151,6 +165,10 @@ class Reporter:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run_heartbeat, name="gpuwarden-heartbeat", daemon=True)
 
+    @property
+    def _is_script(self) -> bool:
+        return self._heartbeat_s is None
+
     def open(self) -> Self:
         """Take the lock, publish the worker file and start the heartbeat.
 
@@ -158,6 +176,8 @@ class Reporter:
             LockHeldError: another process or reporter is this worker.
             StateFolderError: the folder cannot be written.
         """
+        if self._is_script:
+            return self
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock_fd = self._take_lock()
@@ -168,8 +188,14 @@ class Reporter:
             raise StateFolderError(
                 f"cannot write state files in {self.folder} ({error}): create it, writable for this user"
             ) from error
-        self._thread.start()
+        if self._heartbeat_s:
+            self._thread.start()
         return self
+
+    def beat(self) -> None:
+        """Write both heartbeats."""
+        self.loop_seen()
+        self._write(state_file.WORKER_SUFFIX, replace(self._worker, heartbeat=clock.stamp()))
 
     def loop_seen(self) -> None:
         """The main loop runs, outside of a job."""
@@ -189,6 +215,9 @@ class Reporter:
         ranks: int = 1,
         gang: str | None = None,
         rank: int = 0,
+        health_window_s: float | None = None,
+        health_acts: bool = True,
+        after_gpu_use: bool = False,
     ) -> None:
         """Begin an attempt in phase `load`, not yet monitored. `rank` starts at 0."""
         now = clock.stamp()
@@ -216,6 +245,9 @@ class Reporter:
             ranks=ranks,
             gang=gang,
             rank=rank,
+            health_window_s=health_window_s,
+            health_acts=health_acts,
+            after_gpu_use=after_gpu_use,
         )
         with self._changing:
             self._job, self._busy_timeout_s = job, busy_timeout_s
@@ -285,12 +317,22 @@ class Reporter:
                 if job is not None and (job.phase is not Phase.IDLE or now_s > self._idle_since_s):
                     # Steps of a load do not start the monitoring (A3).
                     armed, now = job.step_beat is not None or job.phase is not Phase.LOAD, clock.stamp()
-                    if job.phase is Phase.IDLE:
-                        job = replace(job, phase=Phase.STEP, phase_started=now, timeout_s=None)
+                    if job.phase is Phase.IDLE or (self._is_script and job.phase is Phase.LOAD):
+                        job, armed = replace(job, phase=Phase.STEP, phase_started=now, timeout_s=None), True
                     self._job = replace(job, step_beat=now if armed else None)
                     self._publish_job()
             finally:
                 self._changing.release()
+
+    def hide_job(self) -> None:
+        """Hide a suspended command's job."""
+        with suppress(OSError):
+            self._path(state_file.JOB_SUFFIX).rename(self._path(HIDDEN_SUFFIX))
+
+    def show_job(self) -> None:
+        """Show it again."""
+        with suppress(OSError):
+            self._path(HIDDEN_SUFFIX).rename(self._path(state_file.JOB_SUFFIX))
 
     def items(self, *, done: int, failed: int) -> None:
         """Report how many of the job's items are done and failed."""
@@ -307,6 +349,8 @@ class Reporter:
 
     def end_job(self) -> None:
         """Remove the job file of a settled attempt."""
+        if self._is_script:
+            return
         with self._changing:
             self._job = None
             self._remove(state_file.JOB_SUFFIX)
@@ -381,6 +425,17 @@ class Reporter:
             self._path(suffix).unlink(missing_ok=True)
         except OSError:
             self.write_errors += 1
+
+
+def _supervised_job() -> tuple[Path, JobFile] | None:
+    """This script's job file. Under torchrun only the first process reports."""
+    path = os.environ.get(JOB_FILE)
+    if path is None or os.environ.get("LOCAL_RANK", "0") != "0":
+        return None
+    try:
+        return Path(path), state_file.parse_job(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, state_file.StateFileError):
+        return None
 
 
 def _boottime_ahead_s() -> float:

@@ -115,6 +115,9 @@ class JobFile:
         gang: unique name of its gang, the same in all attempts.
         longest: its longest steps.
         stays: its longest earlier visits to this phase.
+        health_window_s: its own health window; `None` is the host's.
+        health_acts: whether that condition ends it.
+        after_gpu_use: whether stall and health need a first use of a GPU.
     """
 
     job_id: int
@@ -142,6 +145,9 @@ class JobFile:
     rank: int = 0
     longest: tuple[LongStep, ...] = ()
     stays: tuple[LongStep, ...] = ()
+    health_window_s: float | None = None
+    health_acts: bool = True
+    after_gpu_use: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +234,9 @@ def parse_job(text: str) -> JobFile:
         rank=fields.count("rank") if fields.has("rank") else 0,
         longest=fields.long_steps("longest") if fields.has("longest") else (),
         stays=fields.long_steps("stays") if fields.has("stays") else (),
+        health_window_s=fields.some_seconds("health_window_s") if fields.has("health_window_s") else None,
+        health_acts=fields.flag("health_acts", default=True),
+        after_gpu_use=fields.flag("after_gpu_use", default=False),
     )
 
 
@@ -280,6 +289,12 @@ class _Fields:
         value = self._fields.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
             raise _field_error(name, "a whole number from 0" + (f" to {most}" if most < 2**63 - 1 else ""), value)
+        return value
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        value = self._fields.get(name, default)
+        if not isinstance(value, bool):
+            raise _field_error(name, "true or false", value)
         return value
 
     def seconds(self, name: str) -> float:

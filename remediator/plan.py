@@ -125,7 +125,7 @@ class ContainerState:
         left_down: a stop was requested, in spite of its restart policy.
         starting: the engine waits for it to come up.
         log_file: its log, if it is a separate file.
-        session: the session of its processes, if no cgroup holds them.
+        process_group: of its processes, if no cgroup holds them.
         startable: false for processes that a dead worker in no container left.
     """
 
@@ -143,7 +143,7 @@ class ContainerState:
     left_down: bool = False
     starting: bool = False
     log_file: str | None = None
-    session: int | None = None
+    process_group: int | None = None
     startable: bool = True
 
 
@@ -304,7 +304,10 @@ class Close(Step):
 
 @dataclass(frozen=True, kw_only=True)
 class WouldAct(Step):
-    """Record what would be done (dry run)."""
+    """Record what would be done (dry run), and tell the container's supervisor."""
+
+    container_kind: str | None = None
+    container_handle: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

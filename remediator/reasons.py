@@ -82,7 +82,7 @@ class Reason(Code):
     NO_CONTAINER = (
         "no_container",
         "exporter or engine does not show the target's container",
-        "Check that `execute` uses its engine: `--docker`, `--podman`, `--systemd-unit` or `--processes`.",
+        "Check that `execute` uses its engine: `--docker`, `--podman` or `--systemd-unit`.",
     )
     CONTAINER_PAUSED = "container_paused", "the container is paused", "Run `docker unpause`."
     UNSTARTABLE = (
@@ -284,6 +284,7 @@ class Doubt(StrEnum):
     NO_BOUND = "no_bound"
     NOT_ARMED = "not_armed"
     NOT_POLICED = "not_policed"
+    ALERT_ONLY = "alert_only"
     GANG_NOT_ACCUSED = "gang_not_accused"
     GPU_UNKNOWN = "gpu_unknown"
     RAM_UNKNOWN = "ram_unknown"

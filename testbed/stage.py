@@ -187,7 +187,6 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
     paths.data.mkdir(parents=True, exist_ok=True)
     options = options or WorkerOptions()
     simulation = work / "gpus.json"
-    commands = work / "workers.toml"
     with ExitStack() as stack:
         plan = Plan(
             work=work,
@@ -195,7 +194,6 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
             docker=engine.base_url if isinstance(engine, Engine) and engine.kind == "docker" else None,
             podman=engine.base_url if isinstance(engine, Engine) and engine.kind == "podman" else None,
             simulate_gpu=None if real_gpus else simulation,
-            processes=commands if isinstance(engine, NoEngine) else None,
             systemd_units=_managed_units(slots, unmanaged) if isinstance(engine, Services) else (),
             armed=armed,
             intervals=intervals,
@@ -215,7 +213,7 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
         elif isinstance(engine, Services):
             fleet = SystemdFleet(engine, slots, paths, queues=queues or {}, options=options)
         else:
-            fleet = ProcessFleet(slots, paths, commands=commands, queues=queues or {}, options=options)
+            fleet = ProcessFleet(slots, paths, queues=queues or {}, options=options)
         stack.enter_context(fleet)
         gpus = stack.enter_context(SimulatedGpus(simulation, directory=paths.directory, slots=slots))
         stack.enter_context(chain)

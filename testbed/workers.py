@@ -28,6 +28,8 @@ from testbed.postgres import Postgres
 
 BODY: Final = "testbed.demo.job_body:load"
 QUEUE: Final = "gpu"
+START_S: Final = 60.0
+"""Time for a supervisor to start its worker on a busy machine, seconds."""
 STAGE_LABEL: Final = "gpuwarden.stage"
 """Label of these containers, to find leftovers of a killed run."""
 
@@ -214,59 +216,61 @@ class ProcessFleet:
     where = "supervised processes (no Docker engine can be used here)"
 
     def __init__(
-        self,
-        slots: Sequence[Slot],
-        paths: HostPaths,
-        *,
-        commands: Path,
-        queues: Mapping[str, str],
-        options: WorkerOptions,
+        self, slots: Sequence[Slot], paths: HostPaths, *, queues: Mapping[str, str], options: WorkerOptions
     ) -> None:
-        self._slots = slots
+        self._slots = {slot.worker: slot for slot in slots}
         self._queues = queues
         self._options = options
         self._paths = paths
-        self._path = commands
-        self._actuator: ProcessActuator | None = None
+        self._actuator = ProcessActuator(paths.directory)
+        self._supervisors: dict[str, subprocess.Popen[bytes]] = {}
+        self._tree = paths.directory.parent / "tree"
 
     def __enter__(self) -> Self:
-        """Write the file of commands."""
-        self._path.write_text("".join(self._table(slot) for slot in self._slots), encoding="utf-8")
-        self._actuator = ProcessActuator(self._path)
+        """Start workers from this checkout."""
+        self.install(CHECKOUT)
         return self
+
+    def install(self, tree: Path) -> None:
+        """Replace the version of workers that start later, as an upgrade of a package does."""
+        self._tree.parent.mkdir(parents=True, exist_ok=True)
+        self._tree.unlink(missing_ok=True)
+        self._tree.symlink_to(tree)
 
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         """End the processes."""
-        if self._actuator is not None:
-            for slot in self._slots:
-                self._actuator.stop(slot.worker, grace_s=0.5)
+        for supervisor in self._supervisors.values():
+            supervisor.terminate()
+        time.sleep(0.5)
+        for supervisor in self._supervisors.values():
+            supervisor.terminate()  # the second one kills its worker
+            supervisor.wait(timeout=10)
 
     def start(self, worker: str) -> None:
-        """Start one process."""
-        if self._actuator is not None:
-            self._actuator.start(worker)
+        """Start one process with its supervisor. Returns when it runs."""
+        environment, argv = _on_this_host(
+            self._slots[worker], self._paths, queue=self._queues.get(worker, QUEUE), options=self._options
+        )
+        environment["PYTHONPATH"] = str(self._tree)
+        with (self._paths.data / f"{worker}.log").open("ab") as log:
+            self._supervisors[worker] = subprocess.Popen(
+                [*argv, "--processes", "1"],
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline_s = time.monotonic() + START_S
+        while not self.incarnation(worker) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
 
     def incarnation(self, worker: str) -> str:
         """Pid, start time and boot id."""
-        state = self._actuator.look(worker) if self._actuator else None
+        state = self._actuator.look(worker)
         return state.incarnation if state else ""
-
-    def _table(self, slot: Slot) -> str:
-        paths = self._paths
-        environment, argv = _on_this_host(
-            slot, paths, queue=self._queues.get(slot.worker, QUEUE), options=self._options
-        )
-        # TOML strings and arrays have the syntax of JSON.
-        rows = {
-            "argv": argv,
-            "pid_file": str(paths.data / f"{slot.worker}.pid"),
-            "log_file": str(paths.data / f"{slot.worker}.log"),
-        }
-        text = f"[worker.{slot.worker}]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in rows.items())
-        pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in environment.items())
-        return f"{text}env = {{ {pairs} }}\n\n"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,6 @@ from bench.figures import BenchError, Figure, figure, progress, wait_until
 from bench.webhook import ALERT
 from deploy.standalone.stack import Chain, Plan
 from gpuwarden.db.transactions import reading
-from gpuwarden.procfs import ProcessId
 from remediator import payload as payloads
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.schema import EPISODES, JOURNAL
@@ -29,6 +28,19 @@ HOST: Final = "bench"
 BATCH: Final = 100
 SETTLE_S: Final = 600.0
 DECIDED_S: Final = 120.0
+# One process is all workers: it holds the lock of each.
+_HOLDER: Final = """
+import fcntl, pathlib, resource, signal, sys
+folder, count = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+hard = max(count + 100, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (count + 100, hard))
+folder.mkdir()
+files = [(folder / f"worker-{each:04}.lock").open("w") for each in range(count)]
+for file in files:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+print("ready", flush=True)
+signal.pause()
+"""
 TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -52,11 +64,12 @@ def measure(work: Path, name: str, database: str | None, *, waiting: int, hangs:
 def _running(work: Path, database: str | None, *, count: int) -> Iterator[Chain]:
     work.mkdir(parents=True)
     with ExitStack() as stack:
-        body = stack.enter_context(_process(["sleep", "infinity"]))
-        processes = _write_processes(work, ProcessId.of(body.pid), count)
-        plan = Plan(work=work, host=HOST, docker=None, simulate_gpu=None, processes=processes, database=database)
-        chain = Chain(plan)
+        chain = Chain(Plan(work=work, host=HOST, docker=None, simulate_gpu=None, database=database))
         stack.callback(chain.http.close)
+        locks = [sys.executable, "-c", _HOLDER, str(chain.directory / "all"), str(count)]
+        body = stack.enter_context(_process(locks))
+        if not (body.stdout and body.stdout.readline()):
+            raise BenchError("the process of the workers did not start")
         port = urlsplit(chain.exporter_url).port
         command = [sys.executable, "-m", "bench.remediator.stand_in", str(port), str(body.pid), str(count)]
         exporter = stack.enter_context(_process(command))
@@ -66,15 +79,6 @@ def _running(work: Path, database: str | None, *, count: int) -> Iterator[Chain]
         stack.callback(chain.stop, "execute")
         wait_until(lambda: _beats(chain), within_s=30, what="the executor writes its heartbeat")
         yield chain
-
-
-def _write_processes(folder: Path, process: ProcessId, count: int) -> Path:
-    """List the workers as one and the same process. Returns the file for `--processes`."""
-    (folder / "pid").write_text(f"{process}\n", encoding="ascii")
-    command = f'argv = ["true"]\npid_file = "{folder / "pid"}"\nlog_file = "{folder / "log"}"\n'
-    path = folder / "processes.toml"
-    path.write_text("".join(f"[worker.worker-{each:04}]\n{command}" for each in range(count)), encoding="ascii")
-    return path
 
 
 @contextmanager

@@ -87,7 +87,6 @@ class Plan:
     docker: str | None
     podman: str | None = None
     simulate_gpu: Path | None
-    processes: Path | None = None
     systemd_units: tuple[str, ...] = ()
     watchdog_url: str | None = None
     armed: bool = False
@@ -266,7 +265,6 @@ class Chain:
         """Command line of the executor."""
         plan = self.plan
         armed = plan.armed if armed is None else armed
-        processes = ["--processes", str(plan.processes)] if plan.processes else []
         return [
             *_gpuwarden("remediator", "execute", "--runtime-dir", str(self.directory), "--ledger", self.ledger_url),
             *("--queue-db", self.queue_url, "--exporter", self.exporter_url),
@@ -277,7 +275,6 @@ class Chain:
             "--armed" if armed else "--no-armed",
             *self._shared_role,
             *(f"--systemd-unit={unit}" for unit in plan.systemd_units),
-            *processes,
         ]
 
     def signal(self, name: str, number: signal.Signals) -> None:

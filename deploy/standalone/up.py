@@ -189,7 +189,6 @@ def _plan(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
         docker=engine.base_url if isinstance(engine, Engine) else None,
         simulate_gpu=arguments.simulate_gpu and arguments.simulate_gpu.resolve(),
         podman=None if arguments.podman == "none" else arguments.podman,
-        processes=arguments.processes and arguments.processes.resolve(),
         systemd_units=tuple(arguments.systemd_unit),
         watchdog_url=arguments.watchdog_url,
         execute={"restart_timeout_s": arguments.restart_timeout_s},
@@ -311,7 +310,6 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds without progress until a restart is given up and an operator is alerted; raise it for services "
         "that start slowly (default: %(default)g)",
     )
-    parser.add_argument("--processes", type=Path, help="TOML file of supervised workers outside containers")
     parser.add_argument(
         "--simulate-gpu", type=Path, help="read simulated GPUs from this file (docs/how-to/simulate-gpus.md)"
     )

@@ -69,6 +69,7 @@ def _facts(
         step_beat_age_s=job.step_beat.age_s(taken) if job and job.step_beat else None,
         health_window_s=timeouts.health_window_s(job, snapshot.thresholds.health_window_s) if job else None,
         health_grace_s=snapshot.health_grace_s(job) if job else None,
+        health_acts=job.health_acts if job else None,
     )
 
 

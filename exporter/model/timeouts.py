@@ -50,7 +50,8 @@ class PhaseTimeouts:
         """Seconds for which its GPU may be idle (A7), if checked."""
         if not job.job_class.uses_gpu or job.phase is Phase.IDLE:
             return None
-        return max(window_s, self._limit_s(job))
+        own_s = window_s if job.health_window_s is None else max(MIN_TIMEOUT_S, job.health_window_s)
+        return max(own_s, self._limit_s(job))
 
     def health_grace_s(self, job: "JobFile", *, grace_s: float, window_s: float) -> float | None:
         """Seconds after its start at which that window may begin (A7).

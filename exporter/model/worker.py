@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # keeps driver processes small
+    from gpuwarden.procfs import ProcessId
     from gpuwarden.state_file import JobFile, TaskFile, WorkerFile
 
 
@@ -17,6 +18,7 @@ class WorkerReading:
         pid: the lock holder's host pid.
         container_id: also of its last container.
         uid: owner of its file.
+        process: the command of a supervisor, if that holds the lock.
     """
 
     worker: "WorkerFile"
@@ -26,6 +28,7 @@ class WorkerReading:
     container_id: str | None
     folder: str = ""
     uid: int | None = None
+    process: "ProcessId | None" = None
 
 
 class DeadProcess(NamedTuple):

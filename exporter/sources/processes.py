@@ -20,14 +20,15 @@ PROCESSES_MAX: Final = 2048
 """Processes of one container that are read once a second; the work of more is unknown."""
 
 
-def container(pid: int, worker: str, *, proc: Path = procfs.PROC) -> Container:
-    """A worker's process tree, as a container named after the worker.
+def container(pid: int, worker: str, *, command: ProcessId | None = None, proc: Path = procfs.PROC) -> Container:
+    """A worker's process tree, as a container named after the worker. It changes with its supervised command.
 
     Raises:
         OSError: the process ended or is not readable.
     """
-    process = ProcessId.of(pid, proc=proc)
-    return _container(process, worker, clock.boot_id(), pid=pid, gpu_request=gpu_request(pid, proc=proc))
+    process, runs = ProcessId.of(pid, proc=proc), command is not None and command.runs(proc=proc)
+    gpus = gpu_request(command.pid if command is not None and runs else pid, proc=proc)
+    return _container(process, worker, clock.boot_id(), pid=pid, started=command, gpu_request=gpus)
 
 
 def container_of_dead(worker: WorkerFile) -> Container | None:
@@ -45,11 +46,21 @@ def of_file(worker: WorkerFile) -> ProcessId | None:
 
 
 def _container(
-    process: ProcessId, worker: str, boot_id: str, *, pid: int = 0, gpu_request: tuple[str, ...] | None = None
+    process: ProcessId,
+    worker: str,
+    boot_id: str,
+    *,
+    pid: int = 0,
+    started: ProcessId | None = None,
+    gpu_request: tuple[str, ...] | None = None,
 ) -> Container:
-    full_id = f"process:{process.pid}:{process.start_ticks}"
     return Container(
-        kind="process", id=full_id, name=worker, incarnation=f"{full_id}@{boot_id}", pid=pid, gpu_request=gpu_request
+        kind="process",
+        id=_name(process),
+        name=worker,
+        incarnation=f"{_name(started or process)}@{boot_id}",
+        pid=pid,
+        gpu_request=gpu_request,
     )
 
 
@@ -60,6 +71,10 @@ def dead_process(process: ProcessId, pids: Iterable[int]) -> DeadProcess:
     except OSError:
         return DeadProcess(ended=process.has_ended(), live_workers=None)
     return DeadProcess(ended=process.has_ended(), live_workers=led)
+
+
+def _name(process: ProcessId) -> str:
+    return f"process:{process.pid}:{process.start_ticks}"
 
 
 def gpu_request(pid: int, *, proc: Path = procfs.PROC) -> tuple[str, ...] | None:

@@ -16,6 +16,8 @@ from exporter.sources import untrusted_files
 from exporter.sources.untrusted_files import InvalidFiles
 from gpuwarden import cgroup, procfs, state_file
 from gpuwarden.state_file import JobFile, StateFileError, WorkerFile
+from gpuwarden.supervisor import files
+from gpuwarden.supervisor.files import SupervisedFileError
 
 FILES_MAX: Final = 64
 """Worker files read in one folder; more are counted only, so that a tenant crowds out only itself."""
@@ -129,7 +131,7 @@ def _read_worker(directory: Path, folder: str, base: str, proc: Path, invalid: I
     if worker.worker != base:
         raise StateFileError("name", f"the content has worker {worker.worker}")
     alive, pid = _lock(stem + state_file.LOCK_SUFFIX, invalid)
-    container_id = None
+    container_id = process = None
     if pid is not None:
         try:
             found_in = cgroup.container_id(pid, proc=proc)
@@ -137,6 +139,12 @@ def _read_worker(directory: Path, folder: str, base: str, proc: Path, invalid: I
             container_id = None if found_in == own_container() else found_in
         except OSError:
             pid = None  # it just ended; the next sample sees the lock free
+    if pid is not None and container_id is None:
+        try:
+            supervised = files.supervised(directory / folder, base, holder=pid, proc=proc)
+            process = None if supervised is None else supervised.process
+        except SupervisedFileError as error:
+            invalid.add("foreign", f"{stem}{files.PROCESS_SUFFIX}", error)
     return WorkerReading(
         worker=worker,
         job=_job(stem + state_file.JOB_SUFFIX, worker, invalid),
@@ -145,6 +153,7 @@ def _read_worker(directory: Path, folder: str, base: str, proc: Path, invalid: I
         container_id=container_id,
         folder=folder,
         uid=uid,
+        process=process,
     )
 
 

@@ -20,6 +20,7 @@ Command = Callable[[list[str]], int]
 GROUP: Final = "gpuwarden.commands"
 
 _OWN: Final[Mapping[str, str]] = {
+    "run": "gpuwarden.supervisor.run:command",
     "worker": "gpuwarden.cli.worker:command",
     "job": "gpuwarden.cli.job:command",
     "runs": "gpuwarden.cli.runs:command",
@@ -29,6 +30,7 @@ _OWN: Final[Mapping[str, str]] = {
     "init-db": "gpuwarden.cli.init_db:command",
 }
 HELP: Final[Mapping[str, str]] = {
+    "run": "run a command and guard it: end it when it hangs, start it again",
     "up": "run the whole chain on this host, on loopback",
     "init": "write the files for your Prometheus, Alertmanager and systemd",
     "init-db": "create the PostgreSQL databases and roles of several hosts",
@@ -70,13 +72,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"gpuwarden {__version__}")
     parser.add_argument("command", metavar="COMMAND", nargs="?", choices=list(known), help="one of the commands below")
     parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="the command's own arguments")
-    chosen = parser.parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    chosen = parser.parse_args(given)
     if chosen.command is None:
         parser.print_help(sys.stderr)
         return 2
     try:
         command = load(known[chosen.command])
-        return command(chosen.arguments)
+        return command(given[given.index(chosen.command) + 1 :])  # with a leading --
     except GpuwardenError as error:
         show(*f"gpuwarden {chosen.command}: {error}".split("\n"), file=sys.stderr)
         return 1

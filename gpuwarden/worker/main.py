@@ -4,7 +4,6 @@ import argparse
 import importlib
 import os
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Mapping
@@ -15,15 +14,16 @@ from typing import Final
 import structlog
 
 from gpuwarden import gpu_names, logs
-from gpuwarden.db.running_up import QUEUE_ENV, RUNTIME_DIR_ENV, runtime_dir_of
+from gpuwarden.db.running_up import QUEUE_ENV
 from gpuwarden.errors import GpuwardenError, WorkerStopping
 from gpuwarden.fields import made_from
-from gpuwarden.files import atomic_write
 from gpuwarden.format import Help, Parser, error_text
 from gpuwarden.job import EXIT_DISOWNED, EXIT_FATAL, FRESH_S, HEARTBEAT_S, LEASE_S, Condition
 from gpuwarden.queue import DrainedError, ReplacedError, is_gpu
 from gpuwarden.queue.open import created, default_store
 from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key
+from gpuwarden.supervisor.pool import Pool, names
+from gpuwarden.supervisor.runtime_dir import runtime_dir
 from gpuwarden.tasks import Queue
 from gpuwarden.worker import job_logs
 from gpuwarden.worker.settings import Settings
@@ -31,6 +31,8 @@ from gpuwarden.worker.worker import Body, DisownedError, FatalError, Stop, Worke
 
 HEARTBEATS_PER_LEASE: Final = 3
 """Least heartbeats per lease, so that one renewal may fail."""
+
+PROCESSES_MAX: Final = 256
 
 log: Final = structlog.get_logger("worker")
 
@@ -60,6 +62,8 @@ def command(argv: list[str]) -> int:
             f"--heartbeat-s must be {HEARTBEAT_S:g} or less: a worker counts as gone after {FRESH_S:g} s "
             "without a heartbeat"
         )
+    if arguments.processes:
+        return _run_pool(parser, arguments, argv)
     logs.configure(level=arguments.log_level)
     stop = Stop()
     signal.signal(signal.SIGTERM, stop.on_signal)
@@ -84,11 +88,24 @@ def command(argv: list[str]) -> int:
         return EXIT_DISOWNED
 
 
+def _run_pool(parser: argparse.ArgumentParser, arguments: argparse.Namespace, argv: list[str]) -> int:
+    gpus = _gpus(arguments.gpus) if "--gpus" in argv else ()
+    count: int = arguments.processes
+    if gpus and len(gpus) != count:
+        parser.error(f"--gpus names {len(gpus)} GPUs for {count} processes: name one for each")
+    directory = _directory(arguments, find_body(arguments.handler))  # a typing error ends all of them here
+    return Pool(
+        [*argv, "--processes", "0", "--runtime-dir", str(directory)],
+        names(arguments.name, count),
+        directory,
+        subdirectory=arguments.subdirectory,
+        gpus=gpus,
+    ).run()
+
+
 def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
     body = find_body(arguments.handler)
-    if arguments.queue_db is None:
-        arguments.queue_db = body.url if isinstance(body, Queue) else default_store()
-    directory = arguments.runtime_dir or runtime_dir_of(arguments.queue_db) or _set_up_directory() or _own_directory()
+    directory = _directory(arguments, body)
     settings = made_from(
         arguments,
         Settings,
@@ -116,6 +133,13 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
     return 0
 
 
+def _directory(arguments: argparse.Namespace, body: Body) -> Path:
+    """The folder of state files, after the queue's address is known."""
+    if arguments.queue_db is None:
+        arguments.queue_db = body.url if isinstance(body, Queue) else default_store()
+    return runtime_dir(arguments.runtime_dir, queue_db=arguments.queue_db)
+
+
 def _parser() -> argparse.ArgumentParser:
     env = os.environ
     parser = Parser(
@@ -134,6 +158,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--handler", dest="named_handler", metavar="HANDLER", help="same as the argument HANDLER")
     parser.add_argument("--name", default="worker-0", help="name of this slot and its state files, unique on the "
                         "host")  # fmt: skip
+    parser.add_argument("--processes", type=_count, default=0, metavar="N",
+                        help="run N workers, NAME-0 to NAME-(N-1), and start each again when it ends. SIGTERM stops "
+                             "them; --gpus gives one GPU to each")  # fmt: skip
     parser.add_argument("--queue", help="queue to serve; default: the gpuwarden.Queue's, else gpu")
     parser.add_argument("--queue-db", default=env.get(QUEUE_ENV),
                         help="database URL of the queue; default: $GPUWARDEN_QUEUE_DB, else the gpuwarden.Queue's, "
@@ -141,7 +168,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--runtime-dir",
         type=Path,
-        default=_given_directory(env),
         help="folder of state files; default: $GPUWARDEN_RUNTIME_DIR, else that of this user's running `gpuwarden up` "
         f"if it has the same queue, else {DEFAULT_DIR} if it is set up, else a folder of this user",
     )
@@ -170,30 +196,10 @@ def gpus_named(env: Mapping[str, str]) -> str:
     return ",".join(filter(is_gpu, gpu_names.of_process(env) or ()))
 
 
-def _given_directory(env: Mapping[str, str]) -> Path | None:
-    return Path(env[RUNTIME_DIR_ENV]) if RUNTIME_DIR_ENV in env else None
-
-
-def _set_up_directory() -> Path | None:
-    return DEFAULT_DIR if (DEFAULT_DIR / "host").exists() else None
-
-
-def _own_directory() -> Path:
-    """A folder of this user, for a host without set-up. Its host key is the hostname."""
-    room = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    directory = Path(room) / "gpuwarden"
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        key = directory / "host"
-        if not key.exists():
-            atomic_write(key, socket.gethostname() + "\n", many_writers=True)  # other workers may start now
-    except OSError as error:
-        raise BodyError(f"no folder for state files ({error}): set --runtime-dir or $GPUWARDEN_RUNTIME_DIR") from None
-    log.warning(
-        "host not set up: state files go to this user's folder, which an exporter reads only if configured",
-        dir=str(directory),
-    )
-    return directory
+def _count(given: str) -> int:
+    if not given.isdecimal() or int(given) > PROCESSES_MAX:
+        raise argparse.ArgumentTypeError(f"invalid number {given!r}: expected 1 to {PROCESSES_MAX}")
+    return int(given)
 
 
 def _gpus(text: str) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """Actuators inspect, stop and start containers, named by their full handle. They hold no policy."""
 
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.job import Condition
 from remediator.plan import ContainerState
 
 ENGINES: Final = {"docker": "Docker", "podman": "Podman"}
@@ -27,3 +28,11 @@ class Actuator(Protocol):
 
     def start(self, handle: str) -> None:
         """Start it, unless it runs. Raises ActuatorError if it may not run."""
+
+
+@runtime_checkable
+class Announces(Protocol):
+    """Containers that learn why they are stopped."""
+
+    def announce(self, handle: str, *, condition: Condition, acts: bool, message: str) -> None:
+        """Say why it is stopped, or in dry run would be. Raises ActuatorError if that cannot be said."""

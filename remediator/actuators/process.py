@@ -1,43 +1,30 @@
-"""Supervised processes, for hosts without a container engine: started from a file of commands.
+"""Workers outside of containers: ends their processes by identity, and starts nothing.
 
-The file is TOML. A worker opts in by being listed:
+The handle is the worker's name. Its process holds the lock in the worker's folder, or is the child of a supervisor that
+holds it (`gpuwarden run`). A supervisor reads in the worker's notice why its process ended, and starts it again.
 
-    [worker.trainer-0]
-    argv = ["/opt/venv/bin/gpuwarden", "worker", "run", "--name", "trainer-0", "--handler", "train:load"]
-    env = { GPUWARDEN_QUEUE_DB = "sqlite:////var/lib/gpuwarden/queue.db" }   # added to the remediator's environment
-    pid_file = "/run/gpuwarden/trainer-0.pid"                             # written here
-    log_file = "/var/log/gpuwarden/trainer-0.log"
-
-The handle is the worker's name. During a start, `.starting` next to the pid file holds a mark that the environment has
-too: after a crash the process is found by it. Each process leads its own session and is stopped with its children.
 Signals go through a pidfd (Linux 5.3), so that a reused pid is never hit.
 
-Of a dead worker that is not listed, only the orphans are ended.
+Of a dead worker without a supervisor, only the orphans are ended.
 """
 
 import errno
 import os
 import re
-import secrets
 import signal
 import time
-import tomllib
 from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from gpuwarden import clock, procfs
-from gpuwarden.errors import GpuwardenError
-from gpuwarden.files import atomic_write
+from gpuwarden import clock, procfs, state_file
+from gpuwarden.job import Condition
 from gpuwarden.procfs import ProcessId
+from gpuwarden.supervisor import files
+from gpuwarden.supervisor.files import Notice, ProcessFile, SupervisedFileError
 from remediator.actuators import ActuatorError
 from remediator.plan import ContainerState
-
-MARK: Final = "GPUWARDEN_STARTED_AS"
-"""Environment variable that holds the mark."""
 
 POLL_S: Final = 0.05
 KILL_WAIT_S: Final = 5.0
@@ -49,93 +36,81 @@ ORPHANS: Final = "orphans"
 _ORPHANS: Final = re.compile(r"(?P<worker>\S+) process:(?P<pid>[0-9]+):(?P<ticks>[0-9]+)@(?P<boot>\S+) (?P<uid>[0-9]+)")
 
 
-class _Command(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    argv: list[str] = Field(min_length=1)
-    env: dict[str, str] = {}
-    pid_file: Path
-    log_file: Path
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """A worker's process, and its supervisor's file if it has one."""
 
-
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    worker: dict[str, _Command]
+    folder: Path
+    process: ProcessId
+    file: ProcessFile | None
+    locked: bool
 
 
 class ProcessActuator:
-    """Inspects, stops and starts listed processes."""
+    """Inspects and ends the processes of workers below `$GPUWARDEN_RUNTIME_DIR`."""
 
-    def __init__(self, path: Path) -> None:
-        try:
-            self._commands = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).worker
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as error:
-            raise GpuwardenError(f"invalid file of supervised workers {path}: {error}") from None
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
 
     def look(self, handle: str, *, cgroup: str | None = None) -> ContainerState | None:  # noqa: ARG002 - part of the protocol
         """See `Actuator.look`."""
-        command = self._commands.get(handle)
-        if command is None:
+        found = self._find(handle)
+        if found is None:
             return None
-        found = _find(command.pid_file)
-        running = found is not None and _runs(found)
+        running = found.process.runs()
         return ContainerState(
             kind="process",
             handle=handle,
             name=handle,
-            incarnation="" if found is None else f"process:{found.pid}:{found.start_ticks}@{clock.boot_id()}",
+            incarnation=f"process:{found.process.pid}:{found.process.start_ticks}@{clock.boot_id()}",
             running=running,
             managed=True,
-            pids=frozenset(each.pid for each in _session(found)) if found is not None else frozenset(),
+            pids=frozenset(each.pid for each in procfs.family(found.process)),
             cgroup=None,
-            log_file=str(command.log_file),
-            session=None if found is None else found.pid,
+            left_down=not running and found.file is not None and not found.file.restarts,
+            starting=running and not found.locked,
+            log_file=found.file.log_file if found.file else None,
+            process_group=_group(found.process),
         )
 
     def stop(self, handle: str, *, grace_s: float) -> None:
-        """See `Actuator.stop`. SIGTERM, then SIGKILL, to every process of its session."""
-        command = self._command(handle)
-        found = _find(command.pid_file)
-        if found is not None and not _end(found, grace_s=grace_s):
-            raise ActuatorError(f"worker {handle} (pid {found.pid}) still runs after SIGKILL")
+        """See `Actuator.stop`. SIGTERM, then SIGKILL, to the process and all that it started."""
+        found = self._find(handle)
+        if found is None:
+            raise ActuatorError(f"worker {handle} has no process and no supervisor")
+        if not _end(found.process, grace_s=grace_s):
+            raise ActuatorError(f"worker {handle} (pid {found.process.pid}) still runs after SIGKILL")
 
     def start(self, handle: str) -> None:
-        """See `Actuator.start`."""
-        command = self._command(handle)
-        found = _find(command.pid_file)
-        if found is not None and _runs(found):
-            return
-        mark, mark_file = secrets.token_hex(16), _mark_file(command.pid_file)
-        try:
-            atomic_write(mark_file, mark)
-            pid = os.posix_spawnp(
-                command.argv[0],
-                command.argv,
-                {**os.environ, **command.env, MARK: mark},
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_OPEN, 1, command.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640),
-                    (os.POSIX_SPAWN_DUP2, 1, 2),
-                ],
-                setsid=True,
-                setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),  # Python ignores these; the child must not
-            )
-        except (OSError, ValueError) as error:
-            with suppress(OSError):
-                mark_file.unlink(missing_ok=True)
-            raise ActuatorError(f"worker {handle} cannot be started: {error}") from None
-        process = ProcessId(pid, 0)
-        try:
-            process = ProcessId.of(pid)
-            _record(command.pid_file, process)
-        except OSError as error:
-            _end(process, grace_s=0.0)  # without a pid file it would be started twice
-            raise ActuatorError(f"worker {handle} was stopped: cannot write its pid file: {error}") from None
+        """See `Actuator.start`. Its supervisor starts it."""
+        found = self._find(handle)
+        if found is None or (not found.process.runs() and (found.file is None or not found.file.restarts)):
+            raise ActuatorError(f"nothing starts worker {handle}: start it by hand")
 
-    def _command(self, handle: str) -> _Command:
+    def announce(self, handle: str, *, condition: Condition, acts: bool, message: str) -> None:
+        """See `Announces.announce`."""
+        found = self._find(handle)
+        if found is None or found.file is None:
+            return
+        notice = Notice(process=found.process, condition=condition, acts=acts, message=message)
         try:
-            return self._commands[handle]
-        except KeyError:
-            raise ActuatorError(f"worker {handle} is not listed in the file of supervised workers") from None
+            files.write(found.folder, handle, notice)
+        except OSError as error:
+            raise ActuatorError(f"worker {handle}: its supervisor was not informed: {error}") from None
+
+    def _find(self, handle: str) -> _Found | None:
+        """The process of a worker. The folder of a held lock counts before others."""
+        state_file.check_name(handle)
+        try:
+            with os.scandir(self._directory) as entries:
+                folders = sorted(Path(each.path) for each in entries if each.is_dir(follow_symlinks=False))
+        except OSError as error:
+            raise ActuatorError(f"cannot read {self._directory}: {error}") from None
+        known = [found for folder in folders if (found := _look_in(folder, handle)) is not None]
+        known = [each for each in known if each.locked] or known
+        if len(known) > 1:
+            raise ActuatorError(f"worker {handle} runs in folders {' and '.join(each.folder.name for each in known)}")
+        return known[0] if known else None
 
 
 class OrphanActuator:
@@ -155,7 +130,7 @@ class OrphanActuator:
             managed=True,
             pids=pids,
             cgroup=None,
-            session=process.pid,
+            process_group=process.pid,
             startable=False,
         )
 
@@ -166,7 +141,7 @@ class OrphanActuator:
 
     def start(self, handle: str) -> None:
         """Refuse: its command is unknown."""
-        raise ActuatorError(f"worker {_parts(handle)['worker']} is not listed in a file of supervised workers")
+        raise ActuatorError(f"worker {_parts(handle)['worker']} has no supervisor")
 
     def _orphans(self, handle: str) -> list[ProcessId]:
         found = _parts(handle)
@@ -175,7 +150,7 @@ class OrphanActuator:
             return []
         if leader.has_ended() is not True:
             raise ActuatorError(f"process {leader.pid} of worker {found['worker']} runs, or cannot be read")
-        return [each for each in _session(leader) if _is_owned(each.pid, int(found["uid"]))]
+        return [each for each in _led(leader) if _is_owned(each.pid, int(found["uid"]))]
 
 
 def orphans_handle(worker: str, incarnation: str, uid: int) -> str:
@@ -197,73 +172,52 @@ def _is_owned(pid: int, uid: int) -> bool:
         return False
 
 
-def _mark_file(pid_file: Path) -> Path:
-    return pid_file.with_name(f"{pid_file.name}.starting")
-
-
-def _record(pid_file: Path, process: ProcessId) -> None:
-    # The pid file first: without either file the process would be lost.
-    atomic_write(pid_file, f"{process}\n")
-    _mark_file(pid_file).unlink(missing_ok=True)
-
-
-def _find(pid_file: Path) -> ProcessId | None:
-    """Find the process by its pid file, or by its mark after an interrupted start."""
+def _look_in(folder: Path, handle: str) -> _Found | None:
     try:
-        mark = _mark_file(pid_file).read_text(encoding="ascii")
+        held, holder = files.lock_holder(folder, handle)
     except FileNotFoundError:
-        return _read_pid_file(pid_file)
-    except (OSError, ValueError) as error:
-        raise ActuatorError(f"cannot read the mark of the last start: {error}") from None
-    found = _find_by_mark(mark)
-    if found is None:
-        return _read_pid_file(pid_file)
-    try:
-        _record(pid_file, found)
+        held, holder = False, None
     except OSError as error:
-        raise ActuatorError(f"cannot write the pid file of process {found.pid}: {error}") from None
-    return found
-
-
-def _find_by_mark(mark: str) -> ProcessId | None:
-    # Children inherit the mark, so only a session leader counts.
-    sought = f"{MARK}={mark}".encode()
-    for entry in procfs.PROC.iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = procfs.stat(int(entry.name))
-                leads = fields[3] == entry.name and not procfs.has_ended(fields)
-                if leads and sought in (entry / "environ").read_bytes().split(b"\0"):
-                    return ProcessId(int(entry.name), int(fields[19]))
-            except OSError:  # gone, or not readable
-                continue
-    return None
-
-
-def _read_pid_file(pid_file: Path) -> ProcessId | None:
+        raise ActuatorError(f"cannot read the lock of worker {handle}: {error}") from None
     try:
-        found = ProcessId.parse(pid_file.read_text(encoding="ascii"))
-    except (OSError, ValueError):
+        file = files.supervised(folder, handle, holder=holder)
+    except SupervisedFileError as error:
+        raise ActuatorError(str(error)) from None
+    if file is not None:
+        return _Found(folder=folder, process=file.process, file=file, locked=held)
+    if not held:
         return None
-    return found if found is not None and found.pid > 1 else None
+    if holder is None:
+        raise ActuatorError(f"the lock of worker {handle} is held outside of this process namespace")
+    try:
+        if folder.lstat().st_uid != (procfs.PROC / str(holder)).stat().st_uid:
+            raise ActuatorError(f"worker {handle}: its folder and process {holder} belong to different users")
+        return _Found(folder=folder, process=ProcessId.of(holder), file=None, locked=True)
+    except OSError:
+        return None  # it has just ended
 
 
-def _runs(process: ProcessId) -> bool:
-    _reap(process.pid)
-    return process.runs()
+def _group(process: ProcessId) -> int:
+    try:
+        return int(procfs.stat(process.pid)[2])
+    except OSError:
+        return process.pid  # it has ended
 
 
 def _end(leader: ProcessId, *, grace_s: float) -> bool:
-    """Stop a session. Returns whether all its processes ended."""
-    return _end_all(lambda: _session(leader), grace_s=grace_s)
+    """End a process and all that it started. Returns whether they ended."""
+    return _end_all(lambda: procfs.family(leader), grace_s=grace_s)
 
 
 def _end_all(listed: Callable[[], list[ProcessId]], *, grace_s: float) -> bool:
+    left = set(listed())
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_WAIT_S)):
-        for process in listed():
+        for process in left:
             _signal(process, number)
+            if number is signal.SIGTERM:
+                _signal(process, signal.SIGCONT)  # a stopped process would not handle it
         deadline_s = time.monotonic() + wait_s
-        while left := listed():
+        while left := {each for each in {*left, *listed()} if each.runs()}:
             if time.monotonic() >= deadline_s:
                 break
             if number is signal.SIGKILL:  # also children forked during the listing
@@ -275,42 +229,14 @@ def _end_all(listed: Callable[[], list[ProcessId]], *, grace_s: float) -> bool:
     return False
 
 
-def _session(leader: ProcessId) -> list[ProcessId]:
-    """List the living processes of a leader's session and process group, with the leader.
-
-    The kernel does not reuse a pid while one of them has it. A leader with another start time means that they are over.
-    """
-    _reap(leader.pid)
-    with suppress(OSError):
-        if ProcessId.of(leader.pid) != leader:
-            return []
-    found: list[ProcessId] = []
-    for entry in procfs.PROC.iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = procfs.stat(int(entry.name))
-            except OSError:
-                continue
-            if leader.led(fields) and not procfs.has_ended(fields):
-                found.append(ProcessId(int(entry.name), int(fields[19])))
-    return found
-
-
-def _reap(pid: int) -> None:
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return  # not our child
+def _led(leader: ProcessId) -> list[ProcessId]:
+    """The living processes of the session and group that a dead leader led."""
+    return [each for each in procfs.family(leader) if each != leader]
 
 
 def _signal(process: ProcessId, number: signal.Signals) -> None:
-    """Send a signal to this process and no other. Does nothing if it is gone."""
     try:
-        # Gone, or of another user: then the caller still lists it.
-        with process.opened() as descriptor, suppress(ProcessLookupError, PermissionError):
-            signal.pidfd_send_signal(descriptor, number)
-    except (FileNotFoundError, ProcessLookupError):
-        return
+        procfs.signal_process(process, number)
     except OSError as error:
         reason = "needs Linux 5.3 or later" if error.errno == errno.ENOSYS else str(error)
         raise ActuatorError(f"process {process.pid} was not signalled: {reason}") from None

@@ -121,7 +121,7 @@ class CaptureRunner:
             "until_s": time.monotonic() + self._for_s * SHARE,
             "pids": sorted(container.pids),
             "cgroup": container.cgroup,
-            "session": container.session,
+            "process_group": container.process_group,
             "py_spy": None if self._py_spy is None else str(self._py_spy),
             "log_files": log_files,
             "engine": engine,

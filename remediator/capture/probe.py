@@ -7,7 +7,7 @@ It uses the standard library and writes JSON lines, cheap ones first. REQUEST is
     - until_s        when it must end, monotonic clock seconds
     - pids           the processes
     - cgroup         the cgroup folder that they must be in, or null
-    - session        the session that they must be in, or null
+    - process_group  the process group that they must be in, or null
     - py_spy         path of py-spy; null without it
     - log_files      log files; the first one that exists is read, else the engine's log
     - container      its full id, or null
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
     pids: list[int] = request["pids"]
     if len(pids) > PROCESSES_MAX:
         _note(f"{len(pids) - PROCESSES_MAX} of {len(pids)} processes were not read")
-    seen = _processes(pids[:PROCESSES_MAX], request["cgroup"], request["session"])
+    seen = _processes(pids[:PROCESSES_MAX], request["cgroup"], request["process_group"])
     _log(request["log_files"], request["engine"], request["container"])
     if request["py_spy"] is None:
         _note("no Python stacks: py-spy is not installed (pip install py-spy)")
@@ -105,7 +105,7 @@ def _why(error: Exception) -> str:
 # --- the kernel
 
 
-def _processes(pids: list[int], cgroup: str | None, session: int | None) -> dict[int, str]:
+def _processes(pids: list[int], cgroup: str | None, group: int | None) -> dict[int, str]:
     """Write each process and its threads. Returns the start times of the processes that were read.
 
     A pid may be reused, so its start time is read before its membership.
@@ -120,7 +120,7 @@ def _processes(pids: list[int], cgroup: str | None, session: int | None) -> dict
         except (OSError, ValueError, IndexError) as error:
             _note(f"process {pid} was not read: {_why(error)}")
             continue
-        if (session is not None and int(fields[3]) != session) or (cgroup is not None and pid not in _members(cgroup)):
+        if (group is not None and int(fields[2]) != group) or (cgroup is not None and pid not in _members(cgroup)):
             _note(f"process {pid} was not read: it does not belong to the target now")
             continue
         seen[pid] = fields[19]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -85,6 +86,9 @@ class LoopSettings:
     keep_s: float = 0.0
     """Retention of closed episodes; 0 keeps all."""
 
+    runtime_dir: Path | None = None
+    """Where supervisors read whether this executor acts."""
+
 
 @dataclass(frozen=True)
 class Pools:
@@ -121,6 +125,7 @@ class Executor:
             queue=clients.queue,
             suspend_aware=self.clock,
             keep_s=settings.keep_s,
+            runtime_dir=settings.runtime_dir,
             is_closing=self._closing.is_set,
         )
         self.processor = self._processor(clients)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -10,6 +11,7 @@ import structlog
 from gpuwarden import clock
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import HEARTBEAT_S
+from gpuwarden.supervisor import files
 from remediator.clients.job_queue import Queue
 from remediator.executor.clock import SuspendAwareClock
 from remediator.executor.known_targets import KnownTargets
@@ -42,6 +44,43 @@ class ClockTrust:
         return boot_s >= self._from_s
 
 
+class Arming:
+    """Logs which remedies are armed if that changed, and informs supervisors whether any is."""
+
+    def __init__(self, host: str, runtime_dir: Path | None) -> None:
+        self._host = host
+        self._runtime_dir = runtime_dir
+        self._armed: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+        self._next_s = 0.0
+
+    def observe(self, orders: Orders, *, now_s: float) -> bool:
+        """Whether any remedy is armed."""
+        armed = tuple(remedy for remedy in REMEDIES if orders.armed(host=self._host, remedy=remedy))
+        asking = tuple(remedy for remedy in armed if orders.needs_approval(host=self._host, remedy=remedy))
+        if (armed, asking) != self._armed:
+            self._armed, self._next_s = (armed, asking), 0.0
+            self._log(orders)
+        if self._runtime_dir is not None and now_s >= self._next_s:
+            self._next_s = now_s + HEARTBEAT_S
+            try:
+                files.write_executor(self._runtime_dir, armed=bool(armed))
+            except OSError as error:
+                log.warning("supervisors not informed whether this host is armed", reason=str(error))
+        return bool(armed)
+
+    def _log(self, orders: Orders) -> None:
+        for remedy in REMEDIES:
+            order = orders.arming(host=self._host, remedy=remedy)
+            by = {} if order is None else {"by": order.who, "reason": order.reason}
+            if orders.needs_approval(host=self._host, remedy=remedy):
+                log.warning("armed with approval: acts after an operator approves", remedy=remedy, **by)
+            elif orders.armed(host=self._host, remedy=remedy):
+                log.warning("armed: acts", remedy=remedy, **by)
+            else:
+                hint = "arm it with `gpuwarden arm`"
+                log.warning("dry run: records actions and performs none", remedy=remedy, hint=hint, **by)
+
+
 class Housekeeping:
     """Keeps the ledger and the queue in order, and counts unexpected errors."""
 
@@ -54,6 +93,7 @@ class Housekeeping:
         queue: Queue,
         suspend_aware: SuspendAwareClock,
         keep_s: float,
+        runtime_dir: Path | None,
         is_closing: Callable[[], bool],
     ) -> None:
         self._ledger = ledger
@@ -68,7 +108,7 @@ class Housekeeping:
 
         self._sweep: Future[None] | None = None
         self._workers: int | None = None
-        self._armed: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+        self._arming = Arming(host, runtime_dir)
         self._started_at = suspend_aware.unix_s()
         self._next_fences_s = 0.0
         self._ledger_clock, self._queue_clock = ClockTrust(), ClockTrust()
@@ -76,32 +116,16 @@ class Housekeeping:
     def beat(self) -> None:
         """Write this executor's heartbeat. Log which remedies are armed if that changed."""
         orders = self._ledger.orders.current()
-        armed = tuple(remedy for remedy in REMEDIES if orders.armed(host=self._host, remedy=remedy))
-        asking = tuple(remedy for remedy in armed if orders.needs_approval(host=self._host, remedy=remedy))
-        if (armed, asking) != self._armed:
-            self._armed = (armed, asking)
-            self._log_armed(orders)
+        armed = self._arming.observe(orders, now_s=self._clock.now_s())
         self._ledger.executors.beat(
             host=self._host,
             pid=os.getpid(),
-            armed=bool(armed),
+            armed=armed,
             started_at=self._started_at,
             errors=self.errors,
             workers=self._workers,
             now=self._ledger.now(),
         )
-
-    def _log_armed(self, orders: Orders) -> None:
-        for remedy in REMEDIES:
-            order = orders.arming(host=self._host, remedy=remedy)
-            by = {} if order is None else {"by": order.who, "reason": order.reason}
-            if orders.needs_approval(host=self._host, remedy=remedy):
-                log.warning("armed with approval: acts after an operator approves", remedy=remedy, **by)
-            elif orders.armed(host=self._host, remedy=remedy):
-                log.warning("armed: acts", remedy=remedy, **by)
-            else:
-                hint = "arm it with `gpuwarden arm`"
-                log.warning("dry run: records actions and performs none", remedy=remedy, hint=hint, **by)
 
     def sweep_in_background(self, sweeping: ThreadPoolExecutor) -> None:
         """Sweep in a separate thread, one sweep at a time.

@@ -57,8 +57,7 @@ def execute(settings: ExecuteSettings) -> None:
         }
         if settings.systemd_unit:
             actuators["systemd"] = SystemdActuator(settings.systemd_unit)
-        if settings.processes is not None:
-            actuators["process"] = ProcessActuator(settings.processes)
+        actuators["process"] = ProcessActuator(settings.runtime_dir)
         actuators[ORPHANS] = OrphanActuator()
         silences = None
         if settings.alertmanager:
@@ -126,4 +125,5 @@ def _loop_settings(settings: ExecuteSettings) -> LoopSettings:
         sweep_interval_s=settings.sweep_interval_s,
         stop_grace_s=settings.stop_grace_s,
         keep_s=settings.retention_days * 86400.0,
+        runtime_dir=settings.runtime_dir,
     )

@@ -10,7 +10,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import State
 from gpuwarden.queue import Slot
 from remediator import plan
-from remediator.actuators import Actuator
+from remediator.actuators import Actuator, Announces
 from remediator.clients.job_queue import Queue
 from remediator.executor import signal_worker
 from remediator.executor.clock import SuspendAwareClock
@@ -76,6 +76,7 @@ class Performer:
             case plan.Close(outcome=outcome, reason=reason, message=message):
                 self._ledger.episodes.close(episode.episode_id, outcome, reason, message, now=self._ledger.now())
             case plan.WouldAct(message=message):
+                self._announce(episode, step.container_kind, step.container_handle, message, acts=False)
                 self._ledger.journal.record_dry_run(episode.episode_id, message, now=self._ledger.now())
             case plan.Begin():
                 self._begin(episode, step)
@@ -230,10 +231,21 @@ class Performer:
             still = actuator.look(handle)
             if still is None or still.incarnation != intent.key:
                 return
+            self._announce(episode, intent.data["kind"], handle, step.message, acts=True)
             how = self._try(lambda: actuator.stop(handle, grace_s=self._stop_grace_s))
             self._timers.of(episode.episode_id).stopped_at_s = self._clock.now_s()
             self._retire(episode)
             self._record(episode, "stop", *how)
+
+    def _announce(self, episode: Episode, kind: str | None, handle: str | None, message: str, *, acts: bool) -> None:
+        """Inform a supervisor why its process is ended. Best effort: a failure does not delay the stop."""
+        actuator = self._actuators.get(kind or "")
+        if not isinstance(actuator, Announces) or handle is None:
+            return
+        try:
+            actuator.announce(handle, condition=episode.condition, acts=acts, message=message)
+        except GpuwardenError as error:
+            log.warning("supervisor not informed", worker=episode.worker, reason=str(error))
 
     def _quarantine(self, episode: Episode, step: plan.Quarantine) -> None:
         intent, message = episode.free, step.message

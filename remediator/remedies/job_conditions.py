@@ -124,6 +124,9 @@ def _check_health(evidence: WorkerFacts) -> Finding:
 
     A job without a step beat since the last boot owes none.
     """
+    if evidence.health_acts is False:
+        message = "an alert only: the command was started without --health-window-s"
+        return Finding(doubt=Doubt.ALERT_ONLY, message=message)
     if evidence.gpu_lost_s is not None and evidence.gpu_idle_s is None:
         return _check_lost_gpu(evidence)
     window_s, grace_s = evidence.health_window_s, evidence.health_grace_s

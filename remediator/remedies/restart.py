@@ -84,7 +84,8 @@ def _start_stopped(facts: Facts, free: Intent) -> Step:
     if container.running:
         runs_on = container.incarnation == free.key
         reason = Reason.REPLACED if runs_on else Reason.STARTED_ELSEWHERE
-        message = "runs with another worker" if runs_on else "was started by someone else"
+        starter = "its supervisor" if container.kind == "process" else "someone else"
+        message = "runs with another worker" if runs_on else f"was started by {starter}"
         return Advance(kind=Kind.FREE, stage=Stage.DONE, reason=reason, message=f"the container {message}")
     if container.incarnation not in ("", free.key):  # "" if unknown: see `_verify_running`
         message = "the container was started by someone else and ended: it is left as it is"
@@ -352,7 +353,7 @@ def _has_process_list(facts: Facts, free: Intent) -> bool:
     container = facts.container
     if container is None:
         return free.data.get("cgroup") is not None
-    return container.cgroup is not None or container.session is not None
+    return container.cgroup is not None or container.process_group is not None
 
 
 def _describe_gpus(facts: Facts, free: Intent) -> str:

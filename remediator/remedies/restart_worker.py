@@ -139,7 +139,11 @@ def _consider(facts: Facts) -> Step:
     if not facts.armed:
         if episode.dry_run_recorded:
             return Wait(reason=Reason.DRY_RUN, message="dry run: would act")
-        return WouldAct(message=f"would fence job {episode.job_id}, {_actions(container)}: {found.message}")
+        return WouldAct(
+            message=f"would fence job {episode.job_id}, {_actions(container)}: {found.message}",
+            container_kind=container.kind,
+            container_handle=container.handle,
+        )
     return Begin(
         condition=condition,
         free_key=container.incarnation,

@@ -218,11 +218,6 @@ class ExecuteSettings(CommonSettings):
         description="systemd services of workers, such as 'gpu-worker@*.service', comma-separated or repeated; other "
         "services are never touched",
     )
-    processes: Path | None = Field(
-        default=None,
-        description="TOML file that lists workers without a container, with their supervisors "
-        "(docs/how-to/containers.md)",
-    )
     interval_s: float = Field(
         default=1.0,
         gt=0,

@@ -801,7 +801,7 @@ def test_second_container_with_one_name_is_counted(house: Path, start_worker: St
 
 
 def test_unreadable_worker_is_counted(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError("not ours to look at")
 
     monkeypatch.setattr(processes, "container", refuse)

@@ -78,6 +78,7 @@ jobs = st.builds(
     steps_total=st.none() | counts, step_mean_s=st.none() | durations, step_max_s=st.none() | durations,
     items_done=counts, items_failed=counts, timeout_s=st.none() | durations.filter(bool), ranks=counts,
     gang=st.none() | texts, rank=counts, longest=long_steps, stays=long_steps,
+    health_window_s=st.none() | durations.filter(bool), health_acts=st.booleans(), after_gpu_use=st.booleans(),
 )  # fmt: skip
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -220,6 +221,8 @@ def test_invalid_worker_file_is_refused_with_a_fixed_reason(text: str, reason: s
         pytest.param(
             job_with(stays=[{"took_s": -1}]), "stays: field 'took_s': seconds.* -1 found", id="a stay of -1 s"
         ),
+        pytest.param(job_with(health_acts=1), "'health_acts': true or false was wanted, 1 found", id="health_acts"),
+        pytest.param(job_with(health_window_s=0), "'health_window_s': seconds, a number above 0", id="health window 0"),
         pytest.param(job_with(timeout_s="9"), "'timeout_s': seconds", id="timeout as text"),
         pytest.param(job_with(steps_total="20"), "'steps_total'", id="steps_total"),
         pytest.param(job_with(model="\ud800"), r"'model': .* '\\ud800' found", id="half a surrogate pair"),

@@ -17,6 +17,7 @@ import pytest
 from gpuwarden import logs
 from gpuwarden.cli.main import main
 from gpuwarden.queue import JobStore
+from gpuwarden.supervisor import files as supervision
 from remediator.executor.lock import ExecutorLock
 from remediator.ledger.ledger import Ledger
 from tests.asking import PLAIN
@@ -139,16 +140,15 @@ def test_disarm_outlasts_a_restart_with_armed(
     assert found[0] is False
 
 
-def test_execute_accepts_supervised_processes(
-    runtime_dir: Path, execute: list[str], run_until_sigterm: Callable[..., int]
+@pytest.mark.parametrize("armed", ["--armed", "--no-armed"])
+def test_supervisors_of_the_host_read_whether_execute_is_armed(
+    runtime_dir: Path, execute: list[str], run_until_sigterm: Callable[..., int], armed: str
 ) -> None:
-    workers = runtime_dir / "workers.toml"
-    workers.write_text("[worker.w1]\nargv = ['true']\npid_file = 'p'\nlog_file = 'l'\n")
+    assert run_until_sigterm([*execute, armed], up=lambda: supervision.read_executor(runtime_dir)) == 0
 
-    assert (
-        run_until_sigterm([*execute, "--docker", "none", "--processes", str(workers)], up=lambda: beats(runtime_dir))
-        == 0
-    )
+    found = supervision.read_executor(runtime_dir)
+    assert found is not None
+    assert found.armed is (armed == "--armed")
 
 
 @pytest.mark.needs_postgres
@@ -240,20 +240,15 @@ def test_invalid_settings_are_one_line_each_and_exit_2(capsys: pytest.CaptureFix
     [
         (lambda runtime_dir: (runtime_dir / "host").unlink(), "no host key at"),
         (lambda runtime_dir: (runtime_dir / "queue.db").mkdir(), "queue.db is not a regular file"),
-        (
-            lambda runtime_dir: (runtime_dir / "workers.toml").write_text("worker = 3"),
-            "invalid file of supervised workers",
-        ),
     ],
-    ids=["no host key", "no queue", "invalid file of workers"],
+    ids=["no host key", "no queue"],
 )
 def test_failed_start_of_execute_is_one_line(
     runtime_dir: Path, execute: list[str], broken: Callable[[Path], None], says: str
 ) -> None:
-    (runtime_dir / "workers.toml").write_text("[worker]")
     broken(runtime_dir)
 
-    code, said = refused([*execute, "--docker", "none", "--processes", str(runtime_dir / "workers.toml")])
+    code, said = refused([*execute, "--docker", "none"])
 
     assert code == 1
     assert said[0].startswith("gpuwarden remediator: ")

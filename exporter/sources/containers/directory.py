@@ -167,7 +167,9 @@ class ContainerDirectory:
         for sighting in () if found is None else found.workers:
             if sighting.pid is not None and sighting.container_id is None:
                 try:
-                    containers.append(processes.container(sighting.pid, sighting.worker.worker))
+                    containers.append(
+                        processes.container(sighting.pid, sighting.worker.worker, command=sighting.process)
+                    )
                 except OSError:
                     complete = False
                     self._unknown.add(sighting.worker.worker, "processes", "unreadable")

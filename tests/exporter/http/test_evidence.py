@@ -57,6 +57,16 @@ def test_job_limits_depend_on_the_phase(
     assert (found.stall_timeout_s, found.health_window_s, found.health_grace_s) == (silence_s, window_s, grace_s)
 
 
+@pytest.mark.parametrize(("job", "acts"), [({}, True), ({"health_acts": False}, False), (None, None)])
+def test_job_says_whether_an_idle_gpu_ends_it(job: dict[str, Any] | None, acts: bool | None) -> None:
+    seen = build.sighting(job=None if job is None else build.job_file(**job))
+
+    found = evidence.worker_evidence("w0", build.snapshot(seen), now=build.ago(0))
+
+    assert found is not None
+    assert found.health_acts is acts
+
+
 def test_job_with_steps_has_stuck_limits_and_gpu_durations() -> None:
     seen = build.sighting(job=build.job_file(step=100))
     place = build.evidence(gpu_saturated_s=7.0, gpu_last_busy_age_s=8.0)

@@ -71,6 +71,11 @@ def test_stall_timeout(job: dict[str, Any], silence_s: float) -> None:
         pytest.param({"job_class": JobClass.GPU_VIDEO, "stall_timeout_s": 0.0}, 300.0, id="video model"),
         pytest.param({"phase": Phase.IDLE}, None, id="idle: not checked"),
         pytest.param({"job_class": JobClass.CPU}, None, id="class without a GPU: not checked"),
+        pytest.param({"health_window_s": 600.0}, 600.0, id="its own window"),
+        pytest.param({"health_window_s": 200.0}, 200.0, id="its own shorter window"),
+        pytest.param({"health_window_s": 60.0}, 120.0, id="its own window: at least the stall timeout"),
+        pytest.param({"health_window_s": 1.0, "stall_timeout_s": 0.0}, 30.0, id="its own window: at least 30 s"),
+        pytest.param({"health_window_s": 600.0, "phase": Phase.IDLE}, None, id="its own window, idle: not checked"),
     ],
 )
 def test_gpu_health_window(job: dict[str, Any], window_s: float | None) -> None:

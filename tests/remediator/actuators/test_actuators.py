@@ -3,9 +3,9 @@
 After a crash the executor repeats an intent that may be done. So each action runs twice here.
 """
 
-import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -28,17 +28,42 @@ from tests.waiting import eventually
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); signal.pause()"
 """A program that ignores SIGTERM, as a hung worker does."""
 
+# Starts a program at each line of its input. Arguments: $GPUWARDEN_RUNTIME_DIR and the program.
+SUPERVISOR = """
+import os, subprocess, sys
+from pathlib import Path
+from gpuwarden.procfs import ProcessId
+from gpuwarden.reporter import Reporter
+from gpuwarden.supervisor import files
+from gpuwarden.supervisor.files import ProcessFile
+with Reporter(Path(sys.argv[1]), worker="w1", queue="gpu") as reporter:
+    for _ in sys.stdin:
+        child = subprocess.Popen([sys.executable, "-c", sys.argv[2]])
+        own = ProcessId.of(os.getpid())
+        file = ProcessFile(process=ProcessId.of(child.pid), supervisor=own, restarts=True)
+        files.write(reporter.folder, "w1", file)
+        child.wait()
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """One stopped container that may be restarted; `absent` is a handle of its kind without a container."""
+    """One stopped container that may be restarted; `absent` is a handle of its kind without a container.
+
+    `restart` starts an ended one, if the actuator leaves that to a supervisor.
+    """
 
     actuator: Actuator
     handle: str
     absent: str
+    restart: Callable[[], None] | None = None
 
     def up(self) -> ContainerState:
         """Start it and wait until it ignores SIGTERM."""
+        found = self.actuator.look(self.handle)
+        if self.restart is not None and (found is None or not found.running):
+            self.restart()
+            eventually(lambda: (now := self.actuator.look(self.handle)) is not None and now != found, "it is started")
         self.actuator.start(self.handle)
         return eventually(self._deaf_state, "it runs and ignores SIGTERM", within_s=30)
 
@@ -95,12 +120,25 @@ def systemd_subject(folder: Path) -> Iterator[Subject]:
 
 @contextmanager
 def process_subject(folder: Path) -> Iterator[Subject]:
-    file = folder / "workers.toml"
-    argv = json.dumps([sys.executable, "-c", DEAF])
-    file.write_text(f"[worker.w1]\nargv = {argv}\npid_file = '{folder}/pid'\nlog_file = '{folder}/log'\n")
-    actuator = ProcessActuator(file)
-    yield Subject(actuator=actuator, handle="w1", absent="w2")
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR, str(folder), DEAF],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+
+    def restart() -> None:
+        assert supervisor.stdin
+        supervisor.stdin.write("start\n")
+        supervisor.stdin.flush()
+
+    actuator = ProcessActuator(folder)
+    yield Subject(actuator=actuator, handle="w1", absent="w2", restart=restart)
+    assert supervisor.stdin
+    supervisor.stdin.close()
     actuator.stop("w1", grace_s=0.0)
+    supervisor.wait(30)
 
 
 @pytest.fixture(

@@ -1,12 +1,15 @@
-"""The process actuator on real processes: look, start, stop, children, stale records and invalid files."""
+"""The process actuator on real processes: it finds a worker, ends it with its children, and signals nothing else."""
 
 import errno
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,53 +17,144 @@ import pytest
 
 from gpuwarden import clock, procfs
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.job import Condition
 from gpuwarden.procfs import ProcessId
-from remediator.actuators import ActuatorError, process
-from remediator.actuators.process import OrphanActuator, ProcessActuator, orphans_handle
+from gpuwarden.supervisor import files
+from gpuwarden.supervisor.files import Notice, ProcessFile
+from remediator.actuators import ActuatorError, Announces, process
+from remediator.actuators.process import ProcessActuator
+from remediator.plan import ContainerState
 from tests.waiting import eventually
 
-# Prints when it is ready: an earlier signal would find Python still starting.
-PATIENT = "import signal; print('ready', flush=True); signal.pause()"
-DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + PATIENT
-FAMILY = (
-    "import signal, subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdout=-1); "
-    "child.stdout.readline(); print(child.pid, flush=True); signal.pause()"
-)
+NAME: Final = "w1"
+OTHER_UID: Final = 65534
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a process of another user")
+
+# Each prints when it is ready: an earlier signal would find Python still starting.
+PATIENT: Final = "import signal; print('ready', flush=True); signal.pause()"
+DEAF: Final = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + PATIENT
+ORDERLY: Final = """
+import signal, sys
+def end(*_):
+    print("orderly", flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+# Prints the pid of its child once that is ready. Arguments: the child's program, and whether it has a session.
+FAMILY: Final = """
+import signal, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=-1, start_new_session=sys.argv[2] == "session")
+child.stdout.readline()
+print(child.pid, flush=True)
+signal.pause()
+"""
+# Its child starts a grandchild in the same group and ends, so that init or a subreaper adopts the grandchild.
+ORPHAN: Final = """
+import os, signal, subprocess, sys
+read, write = os.pipe()
+if os.fork() == 0:
+    grandchild = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=-1)
+    grandchild.stdout.readline()
+    os.write(write, str(grandchild.pid).encode())
+    os._exit(0)
+pid = os.read(read, 20).decode()
+os.wait()
+print(pid, flush=True)
+signal.pause()
+"""
+LEADERLESS: Final = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+print("ready", flush=True)
+ctypes.PyDLL(None).pthread_exit(None)
+"""
+"""A program whose main thread ends while another thread runs."""
+
+# A worker without a supervisor: it holds the lock itself. Arguments: $GPUWARDEN_RUNTIME_DIR and the folder.
+PLAIN: Final = """
+import sys
+from pathlib import Path
+from gpuwarden.reporter import Reporter
+with Reporter(Path(sys.argv[1]), worker="w1", queue="gpu", subdirectory=sys.argv[2]):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
 
 
-class Supervised:
-    """One supervised worker, its files, and the pids to end after the test."""
+class Host:
+    """A runtime directory, its actuator, and the processes to end after the test."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.pid_file = folder / "w1.pid"
-        self.log = folder / "w1.log"
-        self.started: list[int] = []
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.folder = directory / NAME
+        self.actuator = ProcessActuator(directory)
+        self.started: list[subprocess.Popen[str]] = []
 
-    def actuator(self, *argv: str, **env: str) -> ProcessActuator:
-        shown = ", ".join(f"{name} = {json.dumps(value)}" for name, value in env.items())
-        file = self.folder / "workers.toml"
-        file.write_text(
-            f"[worker.w1]\nargv = {json.dumps(argv)}\nenv = {{ {shown} }}\n"
-            f"pid_file = '{self.pid_file}'\nlog_file = '{self.log}'\n"
-        )
-        return ProcessActuator(file)
+    def popen(self, argv: Sequence[str], **how: Any) -> subprocess.Popen[str]:
+        """Start a process in its own session and wait for its first line, kept in `first_line`."""
+        how = {"start_new_session": True, "stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL} | how
+        found = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, **how)
+        self.started.append(found)
+        assert found.stdout
+        self.first_line = found.stdout.readline().strip()
+        assert self.first_line
+        return found
 
-    def start(self, actuator: ProcessActuator) -> int:
-        """Start it and wait until it prints a line. Returns its pid."""
-        actuator.start("w1")
-        pid = int(self.pid_file.read_text().split()[0])
-        self.started.append(pid)
-        eventually(lambda: "\n" in self.log.read_text(), "the worker is ready")
-        return pid
+    def plain(self, folder: str = NAME) -> int:
+        """Start a worker without a supervisor. Returns its pid."""
+        return self.popen(python(PLAIN, str(self.directory), folder)).pid
+
+    def supervised(self, program: str, *arguments: str, **claim: Any) -> subprocess.Popen[str]:
+        """Start a process that this one supervises."""
+        found = self.popen(python(program, *arguments))
+        self.claim(ProcessId.of(found.pid), **claim)
+        return found
+
+    def claim(self, of: ProcessId, *, supervisor: int | None = None, **changes: Any) -> None:
+        """Write a process file."""
+        self.folder.mkdir(exist_ok=True)
+        given: dict[str, Any] = {"supervisor": ProcessId.of(supervisor or os.getpid()), "restarts": True} | changes
+        files.write(self.folder, NAME, ProcessFile(process=of, **given))
+
+    def look(self) -> ContainerState:
+        found = self.actuator.look(NAME)
+        assert found is not None
+        return found
+
+    def runs(self) -> bool:
+        return self.look().running
+
+    def close(self) -> None:
+        for found in self.started:
+            leader = ProcessId(found.pid, start_ticks(found.pid))
+            for each in procfs.family(leader):
+                procfs.signal_process(each, signal.SIGKILL)
+            found.kill()
+            found.communicate()
 
 
 @pytest.fixture
-def supervised(tmp_path: Path) -> Iterator[Supervised]:
-    found = Supervised(tmp_path)
+def host(tmp_path: Path) -> Iterator[Host]:
+    found = Host(tmp_path)
     yield found
-    for pid in found.started:
-        process._end(ProcessId(pid, start_ticks(pid)), grace_s=0.0)
+    found.close()
+
+
+@pytest.fixture
+def signalled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The pids that got a signal, which is also sent."""
+    sent: list[int] = []
+    send = procfs.signal_process
+
+    def note(to: ProcessId, number: signal.Signals) -> None:
+        sent.append(to.pid)
+        send(to, number)
+
+    monkeypatch.setattr(procfs, "signal_process", note)
+    return sent
 
 
 def start_ticks(pid: int) -> int:
@@ -71,7 +165,7 @@ def start_ticks(pid: int) -> int:
 
 
 def lives(pid: int) -> bool:
-    return start_ticks(pid) != 0 and procfs.stat(pid)[0] != "Z"
+    return start_ticks(pid) != 0 and not procfs.is_zombie(pid)
 
 
 def python(program: str, *arguments: str) -> tuple[str, ...]:
@@ -81,503 +175,405 @@ def python(program: str, *arguments: str) -> tuple[str, ...]:
 # --- look
 
 
-def test_worker_missing_from_the_file_is_none(supervised: Supervised) -> None:
-    assert supervised.actuator(*python(PATIENT)).look("w2") is None
+def test_unknown_worker_is_none(host: Host) -> None:
+    host.plain()
+
+    assert host.actuator.look("w2") is None
 
 
-def test_worker_that_never_started_does_not_run(supervised: Supervised) -> None:
-    found = supervised.actuator(*python(PATIENT)).look("w1")
-
-    assert found is not None
-    assert (found.running, found.incarnation, found.pids, found.managed) == (False, "", frozenset(), True)
-
-
-def test_incarnation_is_pid_start_time_and_boot_id(supervised: Supervised) -> None:
-    actuator = supervised.actuator(*python(PATIENT))
-    pid = supervised.start(actuator)
-
-    found = actuator.look("w1")
-
-    assert found is not None
-    assert found.running
-    assert found.incarnation == f"process:{pid}:{procfs.start_ticks(pid)}@{clock.boot_id()}"
-    assert found.pids == {pid}
-    assert (found.kind, found.handle, found.cgroup) == ("process", "w1", None)
+@pytest.mark.parametrize("name", ["", "../w1", ".", "a/b", "a\0b"])
+def test_invalid_name_is_refused(host: Host, name: str) -> None:
+    with pytest.raises(GpuwardenError, match=r"worker name .* is invalid"):
+        host.actuator.look(name)
 
 
-@pytest.mark.parametrize(
-    "record",
-    ["", "12", "pid ticks", "1 2 3", "0 5", "1 5", "-1 5", "\xff"],
-    ids=["empty", "no ticks", "words", "three numbers", "pid 0", "init", "every process", "not ASCII"],
-)
-def test_invalid_record_names_no_process(supervised: Supervised, record: str) -> None:
-    actuator = supervised.actuator(*python(PATIENT))
-    supervised.pid_file.write_text(record, encoding="latin-1")
-
-    found = actuator.look("w1")
-
-    assert found is not None
-    assert (found.running, found.incarnation, found.pids) == (False, "", frozenset())
-    actuator.stop("w1", grace_s=0.0)
+def test_missing_directory_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ActuatorError, match=r"cannot read .*missing"):
+        ProcessActuator(tmp_path / "missing").look(NAME)
 
 
-def test_stale_record_with_a_reused_pid_does_not_match(supervised: Supervised) -> None:
-    actuator = supervised.actuator(*python(PATIENT))
-    stranger = subprocess.Popen(python(PATIENT), stdout=subprocess.PIPE, start_new_session=True)
-    assert stranger.stdout
-    stranger.stdout.readline()
-    supervised.pid_file.write_text(f"{stranger.pid} {procfs.start_ticks(stranger.pid) - 1}\n")
+def test_worker_that_holds_its_lock_is_found(host: Host) -> None:
+    pid = host.plain()
 
-    found = actuator.look("w1")
-    actuator.stop("w1", grace_s=0.0)
-
-    assert found is not None
-    assert (found.running, found.pids) == (False, frozenset())
-    assert lives(stranger.pid)
-    stranger.kill()
-    stranger.communicate()
-
-
-def test_record_from_an_earlier_boot_does_not_match(supervised: Supervised) -> None:
-    actuator = supervised.actuator(*python(PATIENT))
-    supervised.pid_file.write_text("4194304 1\n")
-
-    found = actuator.look("w1")
-
-    assert found is not None
-    assert not found.running
-
-
-# --- start
-
-
-def test_worker_leads_its_own_session_and_process_group(supervised: Supervised) -> None:
-    pid = supervised.start(supervised.actuator(*python(PATIENT)))
-
-    assert (os.getsid(pid), os.getpgid(pid)) == (pid, pid)
-
-
-def test_environment_is_inherited_and_extended(supervised: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INHERITED", "yes")
-
-    supervised.start(
-        supervised.actuator(*python("import os; print(os.environ['INHERITED'], os.environ['ADDED'])"), ADDED="too")
+    assert host.look() == ContainerState(
+        kind="process",
+        handle=NAME,
+        name=NAME,
+        incarnation=f"process:{pid}:{procfs.start_ticks(pid)}@{clock.boot_id()}",
+        running=True,
+        managed=True,
+        pids=frozenset({pid}),
+        cgroup=None,
+        process_group=pid,
     )
 
-    assert supervised.log.read_text() == "yes too\n"
+
+def test_worker_in_another_folder_is_found_by_its_lock(host: Host) -> None:
+    """A container's folder may have several workers."""
+    pid = host.plain("shared")
+
+    assert host.look().pids == {pid}
 
 
-def test_signals_ignored_by_python_are_reset(supervised: Supervised) -> None:
-    supervised.start(supervised.actuator("/bin/sh", "-c", "grep SigIgn /proc/self/status"))
+def test_worker_without_a_supervisor_that_ended_is_none(host: Host) -> None:
+    host.plain()
+    host.started[0].kill()
+    host.started[0].wait()
 
-    assert int(supervised.log.read_text().split()[1], 16) & (1 << (signal.SIGPIPE - 1)) == 0
-
-
-def test_log_is_appended(supervised: Supervised) -> None:
-    actuator = supervised.actuator("/bin/sh", "-c", "echo out; echo err >&2")
-    supervised.start(actuator)
-    eventually(lambda: not running(actuator), "it ended")
-
-    supervised.start(actuator)
-
-    eventually(lambda: supervised.log.read_text() == "out\nerr\n" * 2, "both runs are in the log")
+    assert (host.folder / f"{NAME}.lock").exists()
+    assert host.actuator.look(NAME) is None
 
 
-def running(actuator: ProcessActuator) -> bool:
-    found = actuator.look("w1")
-    return found is not None and found.running
+def test_supervised_worker_is_found_by_its_process_file(host: Host) -> None:
+    worker = host.supervised(PATIENT, log_file="/var/log/w1.log")
+
+    assert host.look() == ContainerState(
+        kind="process",
+        handle=NAME,
+        name=NAME,
+        incarnation=f"process:{worker.pid}:{procfs.start_ticks(worker.pid)}@{clock.boot_id()}",
+        running=True,
+        managed=True,
+        pids=frozenset({worker.pid}),
+        cgroup=None,
+        starting=True,
+        log_file="/var/log/w1.log",
+        process_group=worker.pid,
+    )
 
 
-def test_running_worker_is_not_started_twice(supervised: Supervised) -> None:
-    actuator = supervised.actuator(*python(PATIENT))
-    pid = supervised.start(actuator)
+def test_supervised_worker_starts_until_it_holds_its_lock(host: Host) -> None:
+    worker = host.popen(python(PLAIN, str(host.directory), NAME))
+    host.claim(ProcessId.of(worker.pid))
 
-    assert supervised.start(actuator) == pid
-
-
-LEADERLESS: Final = """
-import ctypes, threading, time
-threading.Thread(target=time.sleep, args=(60,)).start()
-print(flush=True)
-ctypes.PyDLL(None).pthread_exit(None)
-"""
-"""A program whose main thread ends while another thread runs."""
+    assert (host.look().running, host.look().starting) == (True, False)
 
 
-def test_worker_whose_main_thread_ended_still_runs(supervised: Supervised) -> None:
-    actuator = supervised.actuator(*python(LEADERLESS))
-    pid = supervised.start(actuator)
-    eventually(lambda: procfs.stat(pid)[0] == "Z", "its main thread has ended")
+@pytest.mark.parametrize("restarts", [True, False])
+def test_ended_worker_is_left_down_if_nothing_starts_it(host: Host, restarts: bool) -> None:
+    worker = host.supervised(PATIENT, restarts=restarts)
+    before = host.look()
+    worker.kill()
+    worker.wait()
 
-    before = running(actuator), supervised.start(actuator) == pid
-    actuator.stop("w1", grace_s=0.1)
+    after = host.look()
 
-    assert before == (True, True), "a thread that hangs in a driver keeps its GPU"
-    assert not running(actuator)
-
-
-def test_next_start_gives_a_new_incarnation(supervised: Supervised) -> None:
-    actuator = supervised.actuator(*python(PATIENT))
-    supervised.start(actuator)
-    before = actuator.look("w1")
-    actuator.stop("w1", grace_s=5.0)
-    supervised.start(actuator)
-    after = actuator.look("w1")
-
-    assert before is not None
-    assert after is not None
-    assert after.running
-    assert before.incarnation != after.incarnation
+    assert (after.running, after.starting, after.left_down) == (False, False, not restarts)
+    assert after.incarnation == before.incarnation
+    assert after.pids == frozenset()
 
 
-@pytest.mark.parametrize(
-    "argv", [("/no/such/program",), ("/etc/passwd",), ("a\0b",)], ids=["missing", "not executable", "a NUL"]
-)
-def test_failed_start_raises(supervised: Supervised, argv: tuple[str, ...]) -> None:
-    actuator = supervised.actuator(*python(PATIENT))
-    actuator._commands["w1"].argv = list(argv)
+def test_process_file_of_a_supervisor_that_ended_counts_no_more(host: Host) -> None:
+    supervisor = host.popen(python(FAMILY, PATIENT, "session"))
+    child = ProcessId.of(int(host.first_line))
+    host.claim(child, supervisor=supervisor.pid)
+    assert host.look().pids == {child.pid}
+    supervisor.kill()
+    supervisor.wait()
 
-    with pytest.raises(ActuatorError, match="worker w1 cannot be started"):
-        actuator.start("w1")
+    assert host.actuator.look(NAME) is None
+    with pytest.raises(ActuatorError, match="worker w1 has no process and no supervisor"):
+        host.actuator.stop(NAME, grace_s=0.0)
 
-
-def test_process_that_cannot_be_recorded_is_ended(supervised: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
-    actuator = supervised.actuator(*python(DEAF))
-    supervised.pid_file.mkdir()
-    spawn = os.posix_spawnp
-
-    def spawn_and_note(*arguments: Any, **how: Any) -> int:
-        supervised.started.append(spawn(*arguments, **how))
-        return supervised.started[-1]
-
-    monkeypatch.setattr(os, "posix_spawnp", spawn_and_note)
-
-    with pytest.raises(ActuatorError, match="was stopped: cannot write its pid file"):
-        actuator.start("w1")
-
-    assert [lives(pid) for pid in supervised.started] == [False]
+    assert lives(child.pid)
+    procfs.signal_process(child, signal.SIGKILL)
 
 
-def test_start_without_a_pid_file_folder_starts_nothing(supervised: Supervised) -> None:
-    actuator = supervised.actuator(*python(PATIENT))
-    actuator._commands["w1"].pid_file = supervised.folder / "missing" / "w1.pid"
+def test_worker_whose_supervisor_ended_is_found_by_its_lock(host: Host) -> None:
+    pid = host.plain()
+    host.claim(ProcessId.of(pid), supervisor=os.getpid())
+    file = json.loads((host.folder / f"{NAME}.process.json").read_text())
+    file["supervisor"] = [os.getpid(), 1]
+    (host.folder / f"{NAME}.process.json").write_text(json.dumps(file))
 
-    with pytest.raises(ActuatorError, match="worker w1 cannot be started"):
-        actuator.start("w1")
+    found = host.look()
 
-    assert not supervised.log.exists()
-
-
-# --- the starting process is killed
+    assert (found.running, found.pids, found.log_file) == (True, frozenset({pid}), None)
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from remediator.actuators import process
+def test_folder_behind_a_link_is_not_read(host: Host, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = Host(tmp_path_factory.mktemp("elsewhere"))
+    elsewhere.plain()
+    host.folder.symlink_to(elsewhere.folder)
 
-def killed(*_, **__):
-    os.kill(os.getpid(), signal.SIGKILL)
+    assert host.actuator.look(NAME) is None
+    elsewhere.close()
 
-replace = Path.replace
-def killed_at_the_record(self, target):
-    killed() if target.name == "w1.pid" else replace(self, target)
 
-{at}
-process.ProcessActuator(Path(sys.argv[1])).start("w1")
-"""
-BEFORE = "os.posix_spawnp = killed"
-AFTER = {
-    "right after the start": "spawn = os.posix_spawnp; os.posix_spawnp = lambda *a, **k: killed(spawn(*a, **k))",
-    "before the record": "Path.replace = killed_at_the_record",
-    "after the record": "unlink = Path.unlink\n"
-    "Path.unlink = lambda self, **k: killed() if self.suffix == '.starting' else unlink(self, **k)",
+def test_held_lock_counts_before_a_process_file_elsewhere(host: Host) -> None:
+    host.supervised(PATIENT)
+    pid = host.plain("other")
+
+    assert host.look().pids == {pid}
+
+
+def test_worker_in_two_folders_is_an_error(host: Host) -> None:
+    pids = host.plain(), host.plain("other")
+
+    with pytest.raises(ActuatorError, match="worker w1 runs in folders other and w1"):
+        host.actuator.stop(NAME, grace_s=0.0)
+
+    assert all(map(lives, pids))
+
+
+# --- claims that the kernel does not confirm
+
+INVALID: Final = {
+    "empty": "",
+    "no object": "[]",
+    "no JSON": "{",
+    "no process": "{}",
+    "a negative pid": '{"process": [-1, 5], "supervisor": [1, 1]}',
+    "pid 0": '{"process": [0, 5], "supervisor": [1, 1]}',
+    "a pid as text": '{"process": ["12", 5], "supervisor": [1, 1]}',
+    "no start time": '{"process": [12], "supervisor": [1, 1]}',
+    "no supervisor": '{"process": [12, 5]}',
+    "too deep": "[" * 60_000,
+    "too large": '{"process": [12, 5], "supervisor": [1, 1], "more": "' + "x" * 70_000 + '"}',
 }
 
 
-def killed(supervised: Supervised, at: str) -> ProcessActuator:
-    """Restart the worker by a program that is killed at this point. Returns the actuator of the next program."""
-    actuator = supervised.actuator(*python(PATIENT))
-    supervised.start(actuator)
-    actuator.stop("w1", grace_s=5.0)
-    supervised.log.unlink()
-    starter = subprocess.run(
-        python(KILLED.format(at=at), str(supervised.folder / "workers.toml")), check=False, timeout=30
-    )
-    assert starter.returncode == -signal.SIGKILL
-    return supervised.actuator(*python(PATIENT))
+@pytest.mark.parametrize("text", INVALID.values(), ids=INVALID)
+def test_invalid_process_file_is_an_error(host: Host, text: str) -> None:
+    host.folder.mkdir()
+    (host.folder / f"{NAME}.process.json").write_text(text)
+
+    for act in actions(host.actuator):
+        with pytest.raises(ActuatorError):
+            act()
 
 
-@pytest.mark.parametrize("at", AFTER.values(), ids=AFTER)
-def test_worker_started_by_a_killed_program_is_found(supervised: Supervised, at: str) -> None:
-    actuator = killed(supervised, at)
-    eventually(lambda: supervised.log.exists() and supervised.log.read_text() == "ready\n", "it runs")
-
-    found = actuator.look("w1")
-
-    assert found is not None
-    assert found.running
-    (pid,) = found.pids
-    supervised.started.append(pid)
-    assert found.incarnation == f"process:{pid}:{procfs.start_ticks(pid)}@{clock.boot_id()}"
-    assert supervised.start(actuator) == pid, "it is not started a second time"
-    actuator.stop("w1", grace_s=5.0)
-    assert not lives(pid)
-    assert supervised.log.read_text() == "ready\n"
+def actions(actuator: ProcessActuator) -> list[Callable[[], object]]:
+    return [
+        lambda: actuator.look(NAME),
+        lambda: actuator.stop(NAME, grace_s=0.0),
+        lambda: actuator.start(NAME),
+        lambda: actuator.announce(NAME, condition=Condition.STALL, acts=True, message="no step"),
+    ]
 
 
-def test_start_by_a_program_killed_before_it_is_repeated(supervised: Supervised) -> None:
-    actuator = killed(supervised, BEFORE)
-
-    assert not running(actuator)
-    supervised.start(actuator)
-
-    assert running(actuator)
-    assert sorted(each.name for each in supervised.folder.iterdir()) == ["w1.log", "w1.pid", "workers.toml"]
+def refuses(host: Host, says: str) -> None:
+    for act in actions(host.actuator):
+        with pytest.raises(ActuatorError, match=says):
+            act()
 
 
-def test_child_in_another_session_is_not_taken_for_the_worker(supervised: Supervised) -> None:
-    """The child inherits the mark, which counts only until the start is recorded."""
-    detached = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
-    actuator = supervised.actuator(*python(detached, "import os; print(os.getpid(), flush=True); " + PATIENT))
-    supervised.start(actuator)
-    child = int(eventually(lambda: supervised.log.read_text().partition("\n")[0], "its child lives"))
-    supervised.started.append(child)
-    eventually(lambda: not running(actuator), "it ended")
+def test_link_as_a_process_file_is_an_error(host: Host) -> None:
+    host.supervised(PATIENT)
+    path = host.folder / f"{NAME}.process.json"
+    (host.directory / "elsewhere.json").write_text(path.read_text())
+    path.unlink()
+    path.symlink_to(host.directory / "elsewhere.json")
 
-    found = actuator.look("w1")
+    refuses(host, "cannot read .*Too many levels of symbolic links")
 
-    assert lives(child)
-    assert found is not None
+
+def test_process_that_is_no_child_of_the_supervisor_is_refused(host: Host, signalled: list[int]) -> None:
+    stranger, supervisor = (host.popen(python(PATIENT)) for _ in range(2))
+    host.claim(ProcessId.of(stranger.pid), supervisor=supervisor.pid)
+
+    refuses(host, f"names process {stranger.pid}, whose parent is {os.getpid()} and not {supervisor.pid}")
+
+    assert signalled == []
+
+
+def test_init_is_refused(host: Host, signalled: list[int]) -> None:
+    host.claim(ProcessId.of(1))
+
+    refuses(host, "names process 1, whose parent is 0 and not")
+
+    assert signalled == []
+
+
+@root_only
+@pytest.mark.parametrize(
+    ("uid", "owner"),
+    [(OTHER_UID, 0), (0, OTHER_UID)],
+    ids=["a process of another user", "a folder of another user names a process of root"],
+)
+def test_process_of_another_user_than_its_folder_is_refused(
+    host: Host, signalled: list[int], uid: int, owner: int
+) -> None:
+    worker = host.popen(["/bin/sh", "-c", "echo ready; exec sleep 600"], user=uid)
+    host.claim(ProcessId.of(worker.pid))
+    os.chown(host.folder, owner, owner)
+
+    refuses(host, f"names process {worker.pid} of user .*, but the folder belongs to user {owner}")
+
+    assert signalled == []
+
+
+@root_only
+def test_lock_holder_of_another_user_than_its_folder_is_refused(host: Host, signalled: list[int]) -> None:
+    """Else a user who owns a folder could have a process of root ended that opened its lock."""
+    pid = host.plain()
+    os.chown(host.folder, OTHER_UID, OTHER_UID)
+
+    refuses(host, f"its folder and process {pid} belong to different users")
+
+    assert signalled == []
+
+
+def test_process_file_beside_a_lock_of_another_process_is_refused(host: Host, signalled: list[int]) -> None:
+    pid = host.plain()
+    host.supervised(PATIENT)
+
+    refuses(host, f"but process {pid} holds the worker's lock")
+
+    assert signalled == []
+
+
+def test_lock_that_is_held_in_an_unknown_place_is_an_error(host: Host) -> None:
+    """The kernel names no pid of an open file description lock, and none outside of this pid namespace."""
+    host.folder.mkdir()
+    with (host.folder / f"{NAME}.lock").open("wb") as held:
+        fcntl.fcntl(held, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+
+        refuses(host, "the lock of worker w1 is held outside of this process namespace")
+
+
+def test_lock_that_is_no_file_is_an_error(host: Host) -> None:
+    host.folder.mkdir()
+    os.mkfifo(host.folder / f"{NAME}.lock")
+
+    refuses(host, "cannot read the lock of worker w1: .* is not a regular file")
+
+
+def test_reused_pid_is_not_the_worker(host: Host, signalled: list[int]) -> None:
+    stranger = host.popen(python(PATIENT))
+    host.claim(ProcessId(stranger.pid, procfs.start_ticks(stranger.pid) - 1))
+
+    found = host.look()
+    host.actuator.stop(NAME, grace_s=0.0)
+
     assert (found.running, found.pids) == (False, frozenset())
+    assert signalled == []
+    assert lives(stranger.pid)
 
 
 # --- stop
 
 
-def test_sigterm_ends_a_worker(supervised: Supervised) -> None:
-    actuator = supervised.actuator(*python(PATIENT))
-    pid = supervised.start(actuator)
+def test_sigterm_ends_a_worker(host: Host) -> None:
+    worker = host.supervised(ORDERLY)
 
-    actuator.stop("w1", grace_s=20.0)
+    host.actuator.stop(NAME, grace_s=20.0)
 
-    assert not lives(pid)
-    assert not running(actuator)
+    assert not host.runs()
+    assert worker.communicate()[0] == "orderly\n"
 
 
-def test_worker_that_ignores_sigterm_is_killed_after_its_grace(supervised: Supervised) -> None:
-    actuator = supervised.actuator(*python(DEAF))
-    pid = supervised.start(actuator)
+def test_plain_worker_ends_and_is_gone(host: Host) -> None:
+    pid = host.plain()
 
-    actuator.stop("w1", grace_s=0.1)
+    host.actuator.stop(NAME, grace_s=20.0)
 
     assert not lives(pid)
+    assert host.actuator.look(NAME) is None
 
 
-def test_children_that_ignore_sigterm_end_with_the_worker(supervised: Supervised) -> None:
-    actuator = supervised.actuator(*python(FAMILY, DEAF))
-    pid = supervised.start(actuator)
-    child = int(supervised.log.read_text())
-    found = actuator.look("w1")
-    assert found is not None
-    assert found.pids == {pid, child}
+def test_worker_that_ignores_sigterm_is_killed_after_its_grace(host: Host) -> None:
+    worker = host.supervised(DEAF)
+    began_s = time.monotonic()
 
-    actuator.stop("w1", grace_s=0.1)
+    host.actuator.stop(NAME, grace_s=0.3)
 
+    assert time.monotonic() - began_s >= 0.3
+    assert worker.wait() == -signal.SIGKILL
+
+
+def test_stopped_process_handles_sigterm(host: Host) -> None:
+    worker = host.supervised(ORDERLY)
+    os.kill(worker.pid, signal.SIGSTOP)
+    eventually(lambda: procfs.stat(worker.pid)[0] == "T", "it is stopped")
+
+    host.actuator.stop(NAME, grace_s=20.0)
+
+    assert worker.communicate()[0] == "orderly\n"
+
+
+@pytest.mark.parametrize("place", ["group", "session"])
+@pytest.mark.parametrize("child_program", [PATIENT, DEAF], ids=["ends at SIGTERM", "ignores SIGTERM"])
+def test_children_end_with_the_worker(host: Host, place: str, child_program: str) -> None:
+    """A child in another session counts too. Its parent may end first."""
+    worker = host.supervised(FAMILY, child_program, place)
+    child = int(host.first_line)
+    assert host.look().pids == {worker.pid, child}
+
+    host.actuator.stop(NAME, grace_s=1.0 if child_program == DEAF else 20.0)
+
+    assert not lives(worker.pid)
     assert not lives(child)
 
 
-def test_children_that_outlive_the_worker_are_listed_and_stopped(supervised: Supervised) -> None:
-    actuator = supervised.actuator(*python(FAMILY, PATIENT))
-    pid = supervised.start(actuator)
-    child = int(supervised.log.read_text())
-    os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not running(actuator), "the worker itself is gone")
-    left = actuator.look("w1")
-    assert left is not None
-    assert left.pids == {child}
+def test_adopted_process_of_its_group_ends_with_the_worker(host: Host) -> None:
+    worker = host.supervised(ORPHAN, DEAF)
+    orphan = int(host.first_line)
+    assert int(procfs.stat(orphan)[1]) != worker.pid
+    assert host.look().pids == {worker.pid, orphan}
 
-    actuator.stop("w1", grace_s=5.0)
+    host.actuator.stop(NAME, grace_s=0.2)
 
-    after = actuator.look("w1")
-    assert after is not None
-    assert after.pids == frozenset()
+    assert not lives(orphan)
+
+
+def test_children_that_outlive_the_worker_are_listed_and_stopped(host: Host) -> None:
+    worker = host.supervised(FAMILY, PATIENT, "group")
+    child = int(host.first_line)
+    worker.kill()
+    worker.wait()
+    left = host.look()
+
+    host.actuator.stop(NAME, grace_s=5.0)
+
+    assert (left.running, left.pids) == (False, frozenset({child}))
+    assert host.look().pids == frozenset()
     assert not lives(child)
 
 
-# --- orphans of a worker that is not listed
+def test_worker_whose_main_thread_ended_still_runs(host: Host) -> None:
+    worker = host.supervised(LEADERLESS)
+    eventually(lambda: procfs.stat(worker.pid)[0] == "Z", "its main thread has ended")
+    before = host.runs()
+
+    host.actuator.stop(NAME, grace_s=0.1)
+
+    assert before, "a thread that hangs in a driver keeps its GPU"
+    assert not host.runs()
 
 
-class Family:
-    """A shell and its child, both in the process group that the shell leads."""
+def test_stop_signals_the_worker_and_its_children_only(host: Host, signalled: list[int]) -> None:
+    neighbour = host.popen(python(PATIENT))
+    worker = host.supervised(FAMILY, PATIENT, "session")
+    child = int(host.first_line)
 
-    def __init__(self, *, session: bool = False) -> None:
-        self.parent = subprocess.Popen(
-            ["sh", "-c", "sleep 600 & echo $!; wait"],
-            stdout=subprocess.PIPE, text=True, process_group=None if session else 0, start_new_session=session,
-        )  # fmt: skip
-        assert self.parent.stdout
-        with self.parent.stdout as output:
-            self.child = int(output.readline())
-        self.process = ProcessId.of(self.parent.pid)
+    host.actuator.stop(NAME, grace_s=20.0)
 
-    def handle(self, *, boot_id: str | None = None, uid: int | None = None) -> str:
-        incarnation = f"process:{self.process.pid}:{self.process.start_ticks}@{boot_id or clock.boot_id()}"
-        return orphans_handle("w1", incarnation, os.getuid() if uid is None else uid)
-
-    def kill_parent(self) -> None:
-        self.parent.kill()
-        self.parent.wait()
+    assert set(signalled) == {worker.pid, child}
+    assert lives(neighbour.pid)
 
 
-@pytest.fixture(params=[False, True], ids=["process group", "session"])
-def family(request: pytest.FixtureRequest) -> Iterator[Family]:
-    found = Family(session=request.param)
-    yield found
-    if found.parent.returncode is None:
-        found.kill_parent()
-    if lives(found.child):
-        os.kill(found.child, signal.SIGKILL)
+def test_stop_of_an_ended_worker_does_nothing(host: Host, signalled: list[int]) -> None:
+    worker = host.supervised(PATIENT)
+    worker.kill()
+    worker.wait()
+
+    host.actuator.stop(NAME, grace_s=0.0)
+
+    assert signalled == []
 
 
-def test_children_that_a_dead_worker_left_are_listed_and_stopped(family: Family) -> None:
-    actuator = OrphanActuator()
-    family.kill_parent()
-    left = actuator.look(family.handle())
-
-    actuator.stop(family.handle(), grace_s=5.0)
-
-    after = actuator.look(family.handle())
-    assert (left.running, left.pids, left.managed, left.startable) == (True, frozenset({family.child}), True, False)
-    assert (left.name, left.incarnation) == ("w1", family.handle().split()[1])
-    assert (after.running, after.pids) == (False, frozenset())
-    assert not lives(family.child)
-
-
-def test_children_of_another_user_or_an_earlier_boot_are_no_orphans(family: Family) -> None:
-    actuator = OrphanActuator()
-    family.kill_parent()
-
-    for handle in (family.handle(uid=os.getuid() + 1), family.handle(boot_id="earlier")):
-        actuator.stop(handle, grace_s=0.0)
-
-        assert actuator.look(handle).pids == frozenset()
-    assert lives(family.child)
-
-
-def test_children_of_a_live_worker_are_no_orphans(family: Family) -> None:
-    actuator = OrphanActuator()
-
-    with pytest.raises(ActuatorError, match=r"runs, or cannot be read"):
-        actuator.look(family.handle())
-    with pytest.raises(ActuatorError):
-        actuator.stop(family.handle(), grace_s=0.0)
-
-    assert lives(family.parent.pid)
-    assert lives(family.child)
-
-
-def test_group_of_a_later_process_with_the_same_pid_is_left_alone(family: Family) -> None:
-    earlier = family.handle().replace(f":{family.process.start_ticks}@", ":1@")
-    actuator = OrphanActuator()
-
-    actuator.stop(earlier, grace_s=0.0)
-
-    assert actuator.look(earlier).pids == frozenset()
-    assert lives(family.parent.pid)
-    assert lives(family.child)
-
-
-def test_orphan_that_survives_sigkill_is_an_error(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
-    family.kill_parent()
-    monkeypatch.setattr(process, "_signal", lambda *_: None)
-    monkeypatch.setattr(process, "KILL_WAIT_S", 0.1)
-
-    with pytest.raises(ActuatorError, match="still run after SIGKILL"):
-        OrphanActuator().stop(family.handle(), grace_s=0.0)
-
-
-@pytest.mark.parametrize("handle", ["w1", "w1 process:1@b 0", "w1 process:1:2@b", "w1 process:1:2@b -1"])
-def test_handle_without_a_process_is_refused(handle: str) -> None:
-    with pytest.raises(ActuatorError, match="names no process"):
-        OrphanActuator().look(handle)
-
-
-def test_dead_worker_that_is_not_listed_is_not_started(family: Family) -> None:
-    with pytest.raises(ActuatorError, match="not listed"):
-        OrphanActuator().start(family.handle())
-
-
-def test_stop_of_a_stopped_worker_does_nothing(supervised: Supervised) -> None:
-    actuator = supervised.actuator(*python(PATIENT))
-    actuator.stop("w1", grace_s=0.0)
-    supervised.start(actuator)
-    actuator.stop("w1", grace_s=5.0)
-
-    actuator.stop("w1", grace_s=0.0)
-
-
-def test_worker_that_survives_sigkill_is_an_error(supervised: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_survives_sigkill_is_an_error(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that hangs in a driver survives SIGKILL. Here no signal is sent."""
-    actuator = supervised.actuator(*python(PATIENT))
-    supervised.start(actuator)
-    monkeypatch.setattr(process, "_signal", lambda *_: None)
+    worker = host.supervised(PATIENT)
+    monkeypatch.setattr(procfs, "signal_process", lambda *_: None)
     monkeypatch.setattr(process, "KILL_WAIT_S", 0.1)
 
-    with pytest.raises(ActuatorError, match=r"worker w1 \(pid \d+\) still runs after SIGKILL"):
-        actuator.stop("w1", grace_s=0.0)
+    with pytest.raises(ActuatorError, match=rf"worker w1 \(pid {worker.pid}\) still runs after SIGKILL"):
+        host.actuator.stop(NAME, grace_s=0.0)
 
     monkeypatch.undo()
-    assert running(actuator)
-
-
-# In a pid namespace the test chooses the next pid. The worker ends before its pidfd opens, and another process gets
-# its pid.
-RECYCLED = """
-import os, signal, subprocess, sys, time
-from pathlib import Path
-from gpuwarden.procfs import ProcessId
-from remediator.actuators import process
-
-def patient():
-    return subprocess.Popen(["sleep", "600"], start_new_session=True)
-
-worker = patient()
-seen = ProcessId.of(worker.pid)
-strangers = []
-held = os.pidfd_open
-
-def recycled(pid):
-    if not strangers:
-        worker.kill()
-        worker.wait()
-        time.sleep(0.05)  # a start time has a resolution of 10 ms
-        Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
-        strangers.append(patient())
-    return held(pid)
-
-os.pidfd_open = recycled
-process._signal(seen, signal.SIGKILL)
-(stranger,) = strangers
-time.sleep(0.05)
-print(stranger.pid == worker.pid, stranger.poll())
-process._signal(ProcessId.of(stranger.pid), signal.SIGKILL)
-print(stranger.wait())
-"""
-
-
-def test_pid_reused_before_its_pidfd_opens_is_not_signalled() -> None:
-    rights = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-
-    said = subprocess.run(
-        ["unshare", *rights, "--pid", "--fork", "--mount-proc", sys.executable, "-c", RECYCLED],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-    assert (said.stdout.splitlines(), said.stderr) == (["True None", "-9"], "")
+    assert host.runs()
 
 
 @pytest.mark.parametrize(
@@ -586,61 +582,139 @@ def test_pid_reused_before_its_pidfd_opens_is_not_signalled() -> None:
     ids=["old kernel", "no free descriptor"],
 )
 def test_pid_without_a_pidfd_is_not_signalled(
-    supervised: Supervised, monkeypatch: pytest.MonkeyPatch, number: int, says: str
+    host: Host, monkeypatch: pytest.MonkeyPatch, number: int, says: str
 ) -> None:
-    actuator = supervised.actuator(*python(PATIENT))
-    pid = supervised.start(actuator)
+    worker = host.supervised(PATIENT)
 
     def refused(_: int) -> int:
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "pidfd_open", refused)
-        with pytest.raises(ActuatorError, match=f"process {pid} was not signalled: .*{says}"):
-            actuator.stop("w1", grace_s=0.0)
+        with pytest.raises(ActuatorError, match=f"process {worker.pid} was not signalled: .*{says}"):
+            host.actuator.stop(NAME, grace_s=0.0)
 
-    assert lives(pid)
-
-
-def test_worker_missing_from_the_file_rejects_start_and_stop(supervised: Supervised) -> None:
-    actuator = supervised.actuator(*python(PATIENT))
-
-    with pytest.raises(ActuatorError, match="worker w2 is not listed in the file of supervised workers"):
-        actuator.start("w2")
-    with pytest.raises(ActuatorError, match="worker w2 is not listed in the file of supervised workers"):
-        actuator.stop("w2", grace_s=0.0)
+    assert lives(worker.pid)
 
 
-def test_child_of_another_process_is_read_but_not_reaped(supervised: Supervised) -> None:
-    """After a restart of the remediator the worker is not its child."""
-    actuator = supervised.actuator(*python(PATIENT))
-    supervised.pid_file.write_text(f"{os.getppid()} {procfs.start_ticks(os.getppid())}\n")
-
-    assert running(actuator)
+# --- start
 
 
-# --- the file
+def test_running_worker_needs_no_start(host: Host) -> None:
+    pid = host.plain()
 
-BAD: dict[str, tuple[str | None, str]] = {
-    "missing": (None, "No such file"),
-    "not TOML": ("[worker", "Expected"),
-    "no worker": ("", "worker"),
-    "no command": ("[worker.w1]\npid_file = 'p'\nlog_file = 'l'", "argv"),
-    "empty command": ("[worker.w1]\nargv = []\npid_file = 'p'\nlog_file = 'l'", "at least 1 item"),
-    "command as one string": ("[worker.w1]\nargv = 'sh -c x'\npid_file = 'p'\nlog_file = 'l'", "valid list"),
-    "unknown key": ("[worker.w1]\nargv = ['a']\npidfile = 'p'\nlog_file = 'l'", "pidfile"),
-    "not UTF-8": ("\xff", "decode"),
-}
+    host.actuator.start(NAME)
+
+    assert host.look().pids == {pid}
 
 
-@pytest.mark.parametrize(("text", "says"), BAD.values(), ids=BAD)
-def test_invalid_file_is_named_with_the_reason(tmp_path: Path, text: str | None, says: str) -> None:
-    file = tmp_path / "workers.toml"
-    if text is not None:
-        file.write_text(text, encoding="latin-1")
+@pytest.mark.parametrize("restarts", [True, False])
+def test_ended_worker_starts_only_if_its_supervisor_starts_it(host: Host, restarts: bool) -> None:
+    worker = host.supervised(PATIENT, restarts=restarts)
+    worker.kill()
+    worker.wait()
 
-    with pytest.raises(GpuwardenError) as raised:
-        ProcessActuator(file)
+    if restarts:
+        host.actuator.start(NAME)
+    else:
+        with pytest.raises(ActuatorError, match="nothing starts worker w1: start it by hand"):
+            host.actuator.start(NAME)
 
-    assert f"invalid file of supervised workers {file}" in str(raised.value)
-    assert says in str(raised.value)
+    assert not host.runs()
+
+
+def test_unknown_worker_cannot_be_started_or_stopped(host: Host) -> None:
+    with pytest.raises(ActuatorError, match="nothing starts worker w1: start it by hand"):
+        host.actuator.start(NAME)
+    with pytest.raises(ActuatorError, match="worker w1 has no process and no supervisor"):
+        host.actuator.stop(NAME, grace_s=0.0)
+
+
+# --- announce
+
+
+@pytest.mark.parametrize("acts", [True, False])
+def test_supervisor_reads_why_its_process_is_ended(host: Host, acts: bool) -> None:
+    worker = host.supervised(PATIENT)
+    assert isinstance(host.actuator, Announces)
+
+    host.actuator.announce(NAME, condition=Condition.STALL, acts=acts, message="no step for 120 s")
+
+    assert files.read_notice(host.folder, NAME) == Notice(
+        process=ProcessId.of(worker.pid), condition="stall", acts=acts, message="no step for 120 s"
+    )
+
+
+def test_worker_without_a_supervisor_gets_no_notice(host: Host) -> None:
+    host.plain()
+
+    host.actuator.announce(NAME, condition=Condition.STALL, acts=True, message="no step")
+    host.actuator.announce("w2", condition=Condition.STALL, acts=True, message="no step")
+
+    assert not list(host.directory.glob(f"*/*{files.NOTICE_SUFFIX}"))
+
+
+def test_notice_that_cannot_be_written_is_an_error(host: Host) -> None:
+    host.supervised(PATIENT)
+    (host.folder / f"{NAME}{files.NOTICE_SUFFIX}").mkdir()
+
+    with pytest.raises(ActuatorError, match="worker w1: its supervisor was not informed"):
+        host.actuator.announce(NAME, condition=Condition.STALL, acts=True, message="no step")
+
+
+# --- supervisors
+
+
+def supervisor_of(kind: str, directory: Path) -> list[str]:
+    """The command line of a supervisor."""
+    given = [sys.executable, "-m", "gpuwarden"]
+    if kind == "run":
+        return [*given, "run", "--name", NAME, "--", *python(DEAF)]
+    return [
+        *given, "worker", "run", "testbed.demo.job_body:load", "--name", NAME, "--processes", "1",
+        "--queue-db", f"sqlite:///{directory}/queue.db",
+    ]  # fmt: skip
+
+
+@pytest.mark.behaviour("A18")
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["run", "worker run --processes"])
+def test_supervisor_starts_an_ended_worker_again(host: Host, kind: str) -> None:
+    (host.directory / "host").write_text("host1\n")
+    log = host.directory / "log"
+    with log.open("wb") as output:
+        supervisor = subprocess.Popen(
+            supervisor_of(kind, host.directory),
+            env={**os.environ, "GPUWARDEN_RUNTIME_DIR": str(host.directory)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+    def up(but: str = "") -> ContainerState | None:
+        found = host.actuator.look(NAME)
+        if found is None or not found.running or found.starting or found.incarnation == but:
+            return None
+        return found if found.log_file else None  # `run` takes the lock before it writes the process file
+
+    try:
+        before = eventually(up, "it runs", log=log.read_text)
+        assert before.log_file == str(log)
+
+        host.actuator.announce(NAME, condition=Condition.STALL, acts=True, message="no step for 120 s")
+        host.actuator.stop(NAME, grace_s=0.5)
+        host.actuator.start(NAME)
+        after = eventually(lambda: up(before.incarnation), "it runs again", log=log.read_text)
+
+        assert after.pids.isdisjoint(before.pids)
+        assert supervisor.poll() is None
+        assert "by gpuwarden: stall" in log.read_text()
+        assert "started again in 1 s" in log.read_text()
+    finally:
+        supervisor.terminate()
+        time.sleep(0.2)
+        supervisor.terminate()  # the second one kills a worker that ignores the first
+        supervisor.wait(30)
+    assert host.actuator.look(NAME) is None
+    assert not any(map(lives, after.pids))

@@ -259,8 +259,8 @@ def test_reused_pid_is_not_read(tmp_path: Path) -> None:
         captured = [
             capture(one, other, cgroup=str(tmp_path)),
             capture(one, cgroup=str(tmp_path / "gone")),
-            capture(one, session=one),
-            capture(one, session=os.getsid(one)),
+            capture(one, process_group=one),
+            capture(one, process_group=os.getpgid(one)),
         ]
 
     looked_at = [[process["pid"] for process in each.document["processes"]] for each in captured]

@@ -52,6 +52,7 @@ COMMANDS: Sequence[Sequence[str]] = (
     ["approve", "1"], ["decline", "1"], ["arm", "--host", HOSTILE, "--yes"], ["disarm"],
     ["init-db", "x" + HOSTILE], ["init-db", "sqlite:///x", "--queue", HOSTILE],
     ["pause", "--for", "1h", "--reason", HOSTILE], ["resume"], ["breaker", "reset", "--reason", HOSTILE], [HOSTILE],
+    ["run", HOSTILE], ["run", "--name", HOSTILE, "--", "true"], ["run", "--steps-from", "(" + HOSTILE, "--", "true"],
 )  # fmt: skip
 
 

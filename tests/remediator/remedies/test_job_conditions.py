@@ -25,6 +25,7 @@ pytestmark = pytest.mark.pure
 # --- stall (A2 to A6, and invariant 4)
 
 CONFIRM: dict[str, tuple[dict[str, Any], Doubt | None]] = {
+    "a health window that raises an alert only": ({"health_acts": False}, None),
     "stalled: no step beat, GPUs idle, RAM idle": ({}, None),
     "exactly at the timeout": (
         {"step_beat_age_s": 120.0, "gpu_idle_s": 120.0, "ram_idle_s": 120.0},
@@ -289,6 +290,7 @@ def test_spinning_rank_is_not_a_stall() -> None:
 
 
 CONFIRM_HEALTH: dict[str, tuple[dict[str, Any], Doubt | None]] = {
+    "an alert only, for a command without a health window": ({"health_acts": False}, Doubt.ALERT_ONLY),
     "idle for the window, after the grace period": (
         {},
         None,
@@ -343,6 +345,7 @@ OFF_BUS = {
 }
 
 CONFIRM_LOST: dict[str, tuple[dict[str, Any], Doubt | None]] = {
+    "an alert only, for a command without a health window": ({"health_acts": False}, Doubt.ALERT_ONLY),
     "inactive for the window on a lost GPU": (
         {},
         None,

@@ -102,7 +102,7 @@ WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
     ),
     "its processes are known by its session": (
         facts(free(Stage.STOPPING, cgroup=None), settle(Stage.FENCED), job=FENCED_JOB,
-              container=stopped(cgroup=None, session=4001), evidence=evidence(**ON_A_LOST_GPU)),
+              container=stopped(cgroup=None, process_group=4001), evidence=evidence(**ON_A_LOST_GPU)),
         Advance(kind=Kind.FREE, stage=Stage.DEAD,
                 reason=Reason.SEEN_DEAD, message=""),
     ),

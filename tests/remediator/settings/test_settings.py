@@ -131,7 +131,7 @@ def test_page_names_every_setting_with_its_default() -> None:
     for settings, name in FIELDS:
         assert f"| `--{name.replace('_', '-')}` | `GPUWARDEN_REMEDIATOR_{name.upper()}` |" in page, settings
     assert "| `--interval-s` | `GPUWARDEN_REMEDIATOR_INTERVAL_S` | `1.0` | " in page
-    assert "| `--processes` | `GPUWARDEN_REMEDIATOR_PROCESSES` | none | " in page
+    assert "| `--policy` | `GPUWARDEN_REMEDIATOR_POLICY` | none | " in page
     assert "| `--queue-db` | `GPUWARDEN_REMEDIATOR_QUEUE_DB` | " in page
 
 

@@ -1,0 +1,391 @@
+"""`gpuwarden run [options] -- CMD...`: run a command, end it when it hangs, and start it again.
+
+The supervisor holds the worker's lock and writes its state files, so exporter, rules and executor see a worker. Only
+the executor decides that the command hangs; it says why in a notice, and ends the command's process group.
+"""
+
+import argparse
+import os
+import re
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from gpuwarden.format import Help, Parser, format_duration, show
+from gpuwarden.job import STALL_TIMEOUT_S, Condition, JobClass
+from gpuwarden.procfs import ProcessId
+from gpuwarden.reporter import JOB_FILE, RUN_QUEUE, Reporter
+from gpuwarden.supervisor import files
+from gpuwarden.supervisor.child import Child, CommandError, End, become_subreaper, end_descendants, reap_adopted
+from gpuwarden.supervisor.files import Notice, ProcessFile, SupervisedFileError
+from gpuwarden.supervisor.output import Output
+from gpuwarden.supervisor.policy import Policy, Restarts
+from gpuwarden.supervisor.runtime_dir import runtime_dir
+
+TICK_S: Final = 1.0
+BEAT_S: Final = 10.0
+LEFT_GRACE_S: Final = 5.0
+"""Time for processes that the command left, between SIGTERM and SIGKILL, seconds."""
+
+_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOPS: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When the command is ended; seconds. `None` and 0: unlimited."""
+
+    budget_s: float
+    stall_timeout_s: float
+    health_window_s: float | None
+
+
+def command(argv: list[str]) -> int:
+    """Run a command. Returns its exit code, or the condition for which gpuwarden ended it (A18)."""
+    parser = _parser()
+    if argv and "--" not in argv and not {"-h", "--help"} & set(argv):
+        parser.error("put -- before the command: gpuwarden run [options] -- python train.py")
+    at = argv.index("--") if "--" in argv else len(argv)
+    arguments, cmd = parser.parse_args(argv[:at]), argv[at + 1 :]
+    if not cmd:
+        parser.error("missing the command after --")
+    name = arguments.name or default_name(cmd)
+    directory = runtime_dir(arguments.runtime_dir)
+    reporter = Reporter(directory, worker=name, queue=RUN_QUEUE, heartbeat_s=0)
+    limits = Limits(
+        budget_s=arguments.budget_s,
+        stall_timeout_s=arguments.stall_timeout_s,
+        health_window_s=arguments.health_window_s,
+    )
+    with reporter:
+        run = Run(cmd, reporter, limits, name=name, policy=Policy(arguments.restart), pattern=arguments.steps_from)
+        run.announce()
+        try:
+            return run.until_done()
+        except CommandError as error:
+            say(str(error))
+            return error.exit_code
+
+
+class Run:
+    """A command, its supervision and its restarts."""
+
+    def __init__(
+        self,
+        cmd: Sequence[str],
+        reporter: Reporter,
+        limits: Limits,
+        *,
+        name: str,
+        policy: Policy,
+        pattern: re.Pattern[bytes] | None,
+    ) -> None:
+        self._cmd = cmd
+        self._reporter = reporter
+        self._directory = reporter.folder.parent
+        self._limits = limits
+        self._name = name
+        self._restarts = Restarts(policy)
+        self._pattern = pattern
+        self._job_id = int(time.time() * 1000)
+        self._signals: list[int] = []
+        self._by_person = False
+        self._shown: Notice | None = None
+        self._terminal = _terminal()
+        self._selector = selectors.DefaultSelector()
+        self._output: Output | None = None
+        self._kill_at_s: float | None = None
+
+    def announce(self) -> None:
+        """Say what ends the command, and who watches it."""
+        say(f"worker {self._name}, state files in {self._reporter.folder}")
+        limits = self._limits
+        budget = f"after {format_duration(limits.budget_s)}" if limits.budget_s else "never by its run time"
+        window_s = limits.health_window_s
+        health = f"its GPU idles for {format_duration(window_s)}" if window_s else ""
+        steps = "its output has steps and then none" if self._pattern else "its Reporter() reports steps and then none"
+        stalls = f"{steps} for {format_duration(limits.stall_timeout_s)}" if limits.stall_timeout_s else ""
+        say(f"it is ended {budget}" + "".join(f", or when {each}" for each in (stalls, health) if each))
+        if not limits.health_window_s:
+            say("without steps, an idle GPU raises an alert only: --health-window-s 600 ends it too")
+        executor = files.read_executor(self._directory)
+        if executor is None:
+            say("no executor runs on this host, so only the run time is checked: start `gpuwarden up`")
+        elif not executor.armed:
+            say("dry run: a hang is recorded and nothing is ended; `gpuwarden arm` changes this")
+
+    def until_done(self) -> int:
+        """Run the command until it ends and is not started again. Returns the exit code."""
+        become_subreaper()
+        wakeup, sender = socket.socketpair()
+        for each in (wakeup, sender):
+            each.setblocking(False)
+        signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        for number in (*_FORWARDED, signal.SIGTSTP, signal.SIGCHLD, signal.SIGWINCH):
+            signal.signal(number, self._on_signal)
+        self._selector.register(wakeup, selectors.EVENT_READ)
+        attempt = 1
+        while True:
+            started_s = time.monotonic()
+            end, condition = self._run_once(attempt)
+            code = condition.exit_code if condition else end.exit_code
+            delay_s = self._restarts.delay_s(
+                exit_code=end.exit_code,
+                condition=condition,
+                by_person=self._by_person,
+                ran_s=time.monotonic() - started_s,
+            )
+            what = str(end) if condition is None else f"ended by gpuwarden: {condition}"
+            if delay_s is None:
+                if condition is not None or end.exit_code:
+                    say(f"{what}; not started again")
+                return code
+            say(f"{what}; started again in {delay_s:g} s")
+            if not self._wait(delay_s):
+                return code
+            attempt += 1
+
+    def _run_once(self, attempt: int) -> tuple[End, Condition | None]:
+        environment = {name: value for name, value in os.environ.items() if name != JOB_FILE}
+        if self._pattern is None:
+            environment[JOB_FILE] = str(self._reporter.folder / f"{self._name}.job.json")
+        else:
+            environment.setdefault("PYTHONUNBUFFERED", "1")
+            self._output = Output(self._pattern, on_step=self._step, on_full=_full)
+        limits, self._kill_at_s = self._limits, None
+        self._reporter.start_job(
+            job_id=self._job_id,
+            attempt=attempt,
+            job_class=JobClass.GPU,
+            model=None,
+            budget_s=limits.budget_s,
+            stall_timeout_s=limits.stall_timeout_s,
+            health_window_s=limits.health_window_s,
+            health_acts=limits.health_window_s is not None,
+            after_gpu_use=True,
+        )
+        given = self._output.given if self._output else (None, None)
+        child = Child(self._cmd, environment, terminal=self._terminal, stdout=given[0], stderr=given[1])
+        if self._output is not None:
+            self._output.started()
+            self._output.resize()
+            for descriptor in self._output.readable:
+                self._selector.register(descriptor, selectors.EVENT_READ)
+        self._publish(child.id)
+        try:
+            end = self._supervise(child)
+        finally:
+            self._take_terminal()
+        self._show_notice(child.id)  # it may have come while the command ended
+        notice = self._notice(child.id)
+        condition = Condition.BUDGET if self._kill_at_s is not None else None
+        if notice is not None and notice.acts:
+            condition = Condition(notice.condition)
+        if self._output is not None:
+            for descriptor in self._output.readable:
+                self._selector.unregister(descriptor)
+            self._output.drain()
+        self._reporter.end_job()
+        if left := end_descendants(grace_s=LEFT_GRACE_S):
+            say(f"processes {left} of the command cannot be ended")
+        return end, condition
+
+    def _supervise(self, child: Child) -> End:
+        next_beat_s = 0.0
+        while True:
+            now_s = time.monotonic()
+            if now_s >= next_beat_s:
+                self._reporter.beat()
+                next_beat_s = now_s + BEAT_S
+            for number in self._taken_signals():
+                self._handle(number, child)
+            reap_adopted({child.id.pid})
+            found = child.wait()
+            if isinstance(found, End):
+                if self._terminal is not None and found.signal == signal.SIGINT:
+                    self._by_person = True  # Ctrl-C reached the command and not this process
+                return found
+            if found in _STOPS and self._terminal is not None:
+                self._suspend(child)
+            self._show_notice(child.id)
+            self._check_budget(child)
+            self._await(TICK_S)
+
+    def _await(self, timeout_s: float) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            if isinstance(key.fileobj, socket.socket):
+                with suppress(BlockingIOError):
+                    key.fileobj.recv(4096)
+            elif self._output is not None:
+                self._output.read(key.fd)
+                if key.fd not in self._output.readable:
+                    self._selector.unregister(key.fd)
+
+    def _wait(self, for_s: float) -> bool:
+        """Wait before a restart. Returns whether no person ended the run."""
+        until_s = time.monotonic() + for_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            self._await(min(left_s, TICK_S))
+            if any(number in _FORWARDED for number in self._taken_signals()):
+                return False
+        return True
+
+    def _handle(self, number: int, child: Child) -> None:
+        if number in _FORWARDED:
+            # The second one means it.
+            child.signal(signal.SIGKILL if self._by_person else number)
+            self._by_person = True
+        elif number == signal.SIGTSTP:
+            child.signal(signal.SIGTSTP)
+        elif number == signal.SIGWINCH and self._output is not None:
+            self._output.resize()
+
+    def _suspend(self, child: Child) -> None:
+        """Stop with the command, as Ctrl-Z wants it, and go on with it. A suspended command is not judged."""
+        self._take_terminal()
+        self._reporter.hide_job()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._reporter.show_job()
+        if self._terminal is not None and os.tcgetpgrp(self._terminal) == os.getpgrp():
+            os.tcsetpgrp(self._terminal, child.id.pid)
+        child.signal(signal.SIGCONT)
+
+    def _take_terminal(self) -> None:
+        if self._terminal is None:
+            return
+        before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        with suppress(OSError):
+            os.tcsetpgrp(self._terminal, os.getpgrp())
+        signal.signal(signal.SIGTTOU, before)
+
+    def _publish(self, process: ProcessId) -> None:
+        value = ProcessFile(
+            process=process,
+            supervisor=ProcessId.of(os.getpid()),
+            restarts=self._restarts.after_hang,
+            log_file=files.own_log_file(),
+        )
+        try:
+            files.write(self._reporter.folder, self._name, value)
+        except OSError as error:
+            say(f"cannot write {self._name}{files.PROCESS_SUFFIX} ({error}): gpuwarden cannot end this command")
+
+    def _notice(self, process: ProcessId) -> Notice | None:
+        with suppress(SupervisedFileError):
+            found = files.read_notice(self._reporter.folder, self._name)
+            if found is not None and found.process == process and found.condition in list(Condition):
+                return found
+        return None
+
+    def _show_notice(self, process: ProcessId) -> None:
+        notice = self._notice(process)
+        if notice is None or notice == self._shown:
+            return
+        self._shown = notice
+        if notice.acts:
+            say(f"gpuwarden ends the command: {notice.condition}: {notice.message}")
+        else:
+            say(f"dry run: gpuwarden would end the command: {notice.condition}: {notice.message}; see `gpuwarden arm`")
+
+    def _check_budget(self, child: Child) -> None:
+        """Without an executor, end the command at its time budget."""
+        now_s, budget_s = time.monotonic(), self._limits.budget_s
+        if self._kill_at_s is not None:
+            if now_s >= self._kill_at_s:
+                child.signal(signal.SIGKILL)
+        elif budget_s and now_s - child.started_s >= budget_s and files.read_executor(self._directory) is None:
+            say(f"over its time budget of {format_duration(budget_s)}: ended")
+            self._kill_at_s = now_s + LEFT_GRACE_S
+            child.signal(signal.SIGTERM)
+
+    def _step(self) -> None:
+        if self._output is not None and self._output.steps == 1:
+            self._reporter.ready()
+        self._reporter.step()
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _taken_signals(self) -> list[int]:
+        taken, self._signals = self._signals, []
+        return taken
+
+
+def say(text: str) -> None:
+    """Print one line to standard error."""
+    with suppress(OSError):
+        show(f"gpuwarden run: {text}", file=sys.stderr, flush=True)
+
+
+def default_name(cmd: Sequence[str]) -> str:
+    """A worker's name for a command: its script, else its program.
+
+    >>> default_name(["python", "-u", "jobs/train.py", "--lr", "3"])
+    'train'
+    """
+    script = next((each for each in cmd if Path(each).suffix in (".py", ".sh")), cmd[0])
+    return _NAME.sub("-", Path(script).stem).strip("-_.")[:63] or "command"
+
+
+def _full(reason: str) -> None:
+    say(f"the command's output cannot be written ({reason}); it goes on without")
+
+
+def _terminal() -> int | None:
+    """The terminal of standard input, if this process has its foreground."""
+    with suppress(OSError):
+        if os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp():
+            return 0
+    return None
+
+
+def _seconds(given: str) -> float:
+    try:
+        if (value := float(given)) > 0:
+            return value
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"invalid time {given!r}: expected seconds above 0")
+
+
+def _pattern(given: str) -> re.Pattern[bytes]:
+    try:
+        return re.compile(given.encode())
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"invalid regular expression {given!r}: {error}") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="gpuwarden run",
+        usage="gpuwarden run [options] -- CMD...",
+        description="Run a command on this host and guard it: gpuwarden ends it when it hangs, and starts it again.",
+        formatter_class=Help,
+        epilog="Exit codes: the command's own, or 128 and the number of its signal. If gpuwarden ended it and does not "
+        "start it again: 75 over its time budget, 76 stalled, 78 unhealthy. 126 not executable; 127 not found. What a "
+        "person ends (Ctrl-C, SIGTERM) is not started again.",
+    )
+    parser.add_argument("--name", help="name of this worker, unique on the host (default: the script's)")
+    parser.add_argument(
+        "--budget-s", type=_seconds, default=0.0, help="longest run time of one start, seconds; 0 is none"
+    )
+    parser.add_argument("--stall-timeout-s", type=_seconds, default=STALL_TIMEOUT_S,
+                        help="time without a step and other activity, after the first step, seconds")  # fmt: skip
+    parser.add_argument("--health-window-s", type=_seconds,
+                        help="end it too if its GPU and all else idle for this long without a step (default: an alert "
+                             "only)")  # fmt: skip
+    parser.add_argument("--restart", choices=list(Policy), default=Policy.ON_HANG,
+                        help="when to start it again; after a hang at most three times")  # fmt: skip
+    parser.add_argument("--steps-from", type=_pattern, metavar="REGEX", help="each output line with a match is a step")
+    parser.add_argument("--runtime-dir", type=Path, help="folder of state files (default: $GPUWARDEN_RUNTIME_DIR, else "
+                        "that of the running `gpuwarden up`)")  # fmt: skip
+    return parser
