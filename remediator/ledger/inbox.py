@@ -4,7 +4,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-import structlog
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -35,8 +34,6 @@ from remediator.ledger.journal import write
 from remediator.ledger.schema import ALERTS, EPISODES, LEDGER
 from remediator.plan import Subject
 from remediator.reasons import Reason
-
-log: Final = structlog.get_logger("executor")
 
 TAKE_MAX: Final = 500
 """Maximum alerts taken in one transaction."""
@@ -282,7 +279,9 @@ class _Taking:
             self._set(its, state="refused", reason=Reason.UNKNOWN_TARGET, message=message)
             for _ in its:
                 self._delta.add_refused(self._host, Reason.UNKNOWN_TARGET)
-            log.warning("alerts refused", reason=message, count=len(its))
+            import structlog  # noqa: PLC0415 - slow to import, and rarely needed
+
+            structlog.get_logger("executor").warning("alerts refused", reason=message, count=len(its))
         self._set(self._ignored, state="ignored", message="no open episode")
         count = self._taken + len(self._ignored) + sum(len(its) for its in self._refused.values())
         if count:
