@@ -14,6 +14,8 @@ from gpuwarden.job import JobClass, State
 from gpuwarden.queue import JobStore, Submission, SubmissionError
 from remediator.alert import Alert
 from remediator.ledger.ledger import Ledger
+from remediator.plan import Outcome
+from remediator.reasons import Reason
 from tests.races.clocks import DATABASE, Clocks
 from tests.races.databases import Databases
 from tests.races.judge import LOST, Judge, list_unfinished
@@ -321,6 +323,7 @@ class Races(RuleBasedStateMachine):
             self._notify([*self._firing(), *self._resolved()])
             for remediator in self.remediators.values():
                 remediator.round()
+            self._acknowledge()
             self.nothing_is_broken()
             unfinished = list_unfinished(self.judge)
             if not unfinished:
@@ -329,6 +332,14 @@ class Races(RuleBasedStateMachine):
             self._pass(PAUSE_S if count % 20 else 610.0, kept=True)
         self.judge.must(False, LOST, "; ".join(unfinished))
         self.nothing_is_broken()
+
+    def _acknowledge(self) -> None:
+        """As an operator, close the episodes whose restart was given up."""
+        given_up = "SELECT episode_id FROM episodes WHERE closed_at IS NULL AND wait_reason = 'given_up'"
+        for (episode_id,) in self.databases.see_ledger.execute(given_up).fetchall():
+            self.inbox.episodes.close(
+                episode_id, Outcome.PARTLY, Reason.ACKNOWLEDGED, "by a test", now=self.inbox.now()
+            )
 
     # --- parts of rules
 

@@ -157,7 +157,12 @@ def test_gpu_of_an_unkillable_process_is_quarantined_until_released(scene: Scene
     job_id, worker, other = scene.jobs["unkillable"], first("unkillable"), second("unkillable")
     scene.completed(job_id)
     scene.until(lambda: "did quarantine" in scene.acts(worker), "the GPU is in quarantine")
-    scene.until(lambda: not scene.stage.ledger.episodes.list_open(), "the episode is closed")
+    scene.until(
+        lambda: (
+            [(each.worker, each.reason) for each in scene.stage.ledger.reports.list_held()] == [(worker, "given_up")]
+        ),
+        "the restart is given up",
+    )
     assert [found["gpu"] for found in list_gpus(scene)] == [gpu(worker)]
     assert [entry.message for entry in scene.stage.journal(worker) if entry.step == "requeue"] == [
         f"stall: retry 1 of 3 (not seen dead within {TIMEOUT_S:.0f} s)"
@@ -168,6 +173,7 @@ def test_gpu_of_an_unkillable_process_is_quarantined_until_released(scene: Scene
     busy = scene.stage.submit(replace(STEADY, steps=400), now=time.time(), stall_timeout_s=NEVER_S, queue="unkillable")
     scene.until(lambda: scene.stage.store.job(busy).worker == other, "the other worker has a job")
     scene.fleet.start(worker)
+    scene.until(lambda: not scene.stage.ledger.episodes.list_open(), "the episode ends when its worker runs")
     waiting = scene.stage.submit(FINE, now=time.time(), stall_timeout_s=NEVER_S, queue="unkillable")
     scene.until(
         lambda: "is in quarantine: it claims nothing" in scene.fleet.logs(worker),

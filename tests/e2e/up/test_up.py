@@ -67,7 +67,7 @@ def test_options_of_podman_and_services_reach_the_parts(tmp_path: Path) -> None:
         assert "services      gpu@*.service, other.service, third.service" in run.output()
         log = (run.data / "log" / "execute.log").read_text()
         (ready,) = [json.loads(line) for line in log.splitlines() if "executor ready" in line]
-        assert ready["actuators"] == ["podman", "systemd"]
+        assert ready["actuators"] == ["orphans", "podman", "process", "systemd"]
         executor = Path(f"/proc/{run.pids()['execute']}/cmdline").read_text().split("\0")
         assert "--restart-timeout-s=900" in executor
         looked = r'gpuwarden_collector_success\{collector="source_podman"\} 0.0'
