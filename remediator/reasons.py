@@ -263,7 +263,7 @@ class Reason(Code):
     UNKNOWN_TARGET = (
         "unknown_target",
         "exporter and queue do not know the target, and many such episodes are open",
-        "Find who sends such alerts. Replace the webhook's token if they are forged.",
+        "Find their sender. If they are forged, replace the webhook's token.",
     )
     ABANDONED = (
         "abandoned",

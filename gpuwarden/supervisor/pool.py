@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from gpuwarden import procfs
-from gpuwarden.format import show
 from gpuwarden.procfs import ProcessId
 from gpuwarden.supervisor import files
 from gpuwarden.supervisor.child import Child, End
 from gpuwarden.supervisor.files import ProcessFile
 from gpuwarden.supervisor.policy import Policy, Restarts
+
+log: Final = structlog.get_logger("worker")
 
 TICK_S: Final = 1.0
 DRAINED: Final = 0
@@ -105,10 +108,10 @@ class Pool:
         is_drained = end == End(code=DRAINED, signal=None) and not why
         if is_drained or delay_s is None:
             slot.due_s = None
-            say(f"{slot.name} ended ({end}{why})")
+            log.info("worker ended", worker=slot.name, reason=f"{end}{why}")
         else:
             slot.due_s = now_s + delay_s
-            say(f"{slot.name} ended ({end}{why}): started again in {delay_s:g} s")
+            log.warning("worker ended; started again", worker=slot.name, reason=f"{end}{why}", after_s=delay_s)
 
     def _start(self, slot: _Slot) -> None:
         slot.due_s = None
@@ -122,7 +125,7 @@ class Pool:
                 ProcessFile(process=slot.child.id, supervisor=own, restarts=True, log_file=files.own_log_file()),
             )
         except OSError as error:
-            say(f"gpuwarden cannot see that {slot.name} is supervised: {error}")
+            log.warning("gpuwarden cannot see the supervisor", worker=slot.name, reason=str(error))
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._stopping += 1
@@ -139,9 +142,3 @@ def visible(gpu: str) -> dict[str, str]:
 def names(name: str, count: int) -> list[str]:
     """The names of the workers: one keeps `name`."""
     return [name] if count == 1 else [f"{name}-{number}" for number in range(count)]
-
-
-def say(text: str) -> None:
-    """Print one line to standard error."""
-    with suppress(OSError):
-        show(f"gpuwarden worker run: {text}", file=sys.stderr, flush=True)

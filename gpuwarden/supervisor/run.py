@@ -59,7 +59,7 @@ def command(argv: list[str]) -> int:
     if not cmd:
         parser.error("missing the command after --")
     name = arguments.name or default_name(cmd)
-    directory = runtime_dir(arguments.runtime_dir)
+    directory = runtime_dir(arguments.runtime_dir, say=say)
     reporter = Reporter(directory, worker=name, queue=RUN_QUEUE, heartbeat_s=0)
     limits = Limits(
         budget_s=arguments.budget_s,

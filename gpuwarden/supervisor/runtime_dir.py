@@ -2,13 +2,12 @@
 
 import os
 import socket
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from gpuwarden.db import running_up
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import atomic_write
-from gpuwarden.format import show
 from gpuwarden.reporter import DEFAULT_DIR
 
 
@@ -16,10 +15,10 @@ class RuntimeDirError(GpuwardenError):
     """No folder for state files can be written."""
 
 
-def runtime_dir(given: Path | None, *, queue_db: str | None = None) -> Path:
+def runtime_dir(given: Path | None, *, say: Callable[[str], None], queue_db: str | None = None) -> Path:
     """`given`, else $GPUWARDEN_RUNTIME_DIR, that of the running `gpuwarden up`, /run/gpuwarden, or one of this user.
 
-    With `queue_db`, `up` counts only if this is its queue.
+    With `queue_db`, `up` counts only if this is its queue. `say` gets a warning about a folder of this user.
 
     Raises:
         RuntimeDirError: none can be written.
@@ -31,10 +30,10 @@ def runtime_dir(given: Path | None, *, queue_db: str | None = None) -> Path:
         return given or Path(str(named))
     if queue_db is not None and (found := running_up.runtime_dir_of(queue_db)) is not None:
         return found
-    return DEFAULT_DIR if (DEFAULT_DIR / "host").exists() else _own_directory()
+    return DEFAULT_DIR if (DEFAULT_DIR / "host").exists() else _own_directory(say)
 
 
-def _own_directory() -> Path:
+def _own_directory(say: Callable[[str], None]) -> Path:
     """A folder of this user, for a host without set-up. Its host key is the hostname."""
     room = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     directory = Path(room) / "gpuwarden"
@@ -47,5 +46,5 @@ def _own_directory() -> Path:
         raise RuntimeDirError(
             f"no folder for state files ({error}): set --runtime-dir or $GPUWARDEN_RUNTIME_DIR"
         ) from None
-    show(f"this host is not set up: state files go to {directory}, which no exporter reads yet", file=sys.stderr)
+    say(f"host not set up: state files go to {directory}, which an exporter reads only if configured")
     return directory

@@ -62,9 +62,9 @@ def command(argv: list[str]) -> int:
             f"--heartbeat-s must be {HEARTBEAT_S:g} or less: a worker counts as gone after {FRESH_S:g} s "
             "without a heartbeat"
         )
+    logs.configure(level=arguments.log_level)
     if arguments.processes:
         return _run_pool(parser, arguments, argv)
-    logs.configure(level=arguments.log_level)
     stop = Stop()
     signal.signal(signal.SIGTERM, stop.on_signal)
     signal.signal(signal.SIGINT, stop.on_signal)
@@ -137,7 +137,7 @@ def _directory(arguments: argparse.Namespace, body: Body) -> Path:
     """The folder of state files, after the queue's address is known."""
     if arguments.queue_db is None:
         arguments.queue_db = body.url if isinstance(body, Queue) else default_store()
-    return runtime_dir(arguments.runtime_dir, queue_db=arguments.queue_db)
+    return runtime_dir(arguments.runtime_dir, say=log.warning, queue_db=arguments.queue_db)
 
 
 def _parser() -> argparse.ArgumentParser:

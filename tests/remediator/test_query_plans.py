@@ -361,6 +361,7 @@ def test_no_statement_of_executor_or_webhook_scans_what_grows(
         world = World(Box(worker="w1", job_id=job_id))
         ledger.inbox.accept([alert(job_id=str(job_id))], [REFUSAL], now=ledger.now())
         ledger.inbox.accept_listed([], [], asked_after=ledger.inbox.newest_alert(), now=ledger.now())
+        ledger.inbox.new_targets("box1")
         works = executor(ledger, store, world)
         works.housekeeping.beat()
         works.housekeeping.sweep()

@@ -84,7 +84,9 @@ def test_each_worker_is_started_again_after_any_end_and_sigterm_stops_all(tmp_pa
         said = process.communicate(timeout=20)[0]
 
     assert process.returncode == 0, said
-    assert "w-0 ended (killed by SIGKILL): started again in 1 s" in said
+    assert (
+        '"worker": "w-0", "reason": "killed by SIGKILL", "after_s": 1.0, "event": "worker ended; started again"' in said
+    )
     assert pids(tmp_path, workers) == [0, 0]
 
 

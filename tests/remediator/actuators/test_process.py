@@ -710,7 +710,7 @@ def test_supervisor_starts_an_ended_worker_again(host: Host, kind: str) -> None:
         assert after.pids.isdisjoint(before.pids)
         assert supervisor.poll() is None
         assert "by gpuwarden: stall" in log.read_text()
-        assert "started again in 1 s" in log.read_text()
+        assert "started again" in log.read_text()
     finally:
         supervisor.terminate()
         time.sleep(0.2)
