@@ -8,7 +8,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from gpuwarden import procfs
@@ -54,7 +53,6 @@ class Child:
     Args:
         argv: the command.
         environment: its whole environment.
-        cwd: its folder.
         terminal: a terminal whose foreground it gets.
         stdout: a file descriptor.
         stderr: a file descriptor.
@@ -68,7 +66,6 @@ class Child:
         argv: Sequence[str],
         environment: Mapping[str, str],
         *,
-        cwd: str | None = None,
         terminal: int | None = None,
         stdout: int | None = None,
         stderr: int | None = None,
@@ -87,15 +84,12 @@ class Child:
             self._process = subprocess.Popen(
                 argv,
                 env=environment,
-                cwd=cwd,
                 process_group=0,
                 stdout=stdout,
                 stderr=stderr,
                 preexec_fn=prepare,  # noqa: PLW1509 - one thread
             )
         except FileNotFoundError as error:
-            if cwd is not None and not Path(cwd).is_dir():
-                raise CommandError(126, f"no folder {cwd}") from None
             raise CommandError(127, f"{argv[0]}: command not found") from error
         except PermissionError:
             raise CommandError(126, f"{argv[0]}: not executable") from None
@@ -130,17 +124,12 @@ def become_subreaper() -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_descendants(*, grace_s: float, but: frozenset[int] = frozenset()) -> list[int]:
-    """End what this process's children left: SIGTERM, then SIGKILL. Returns the pids that remain.
-
-    Args:
-        grace_s: seconds between both signals.
-        but: children that stay, with all that they started.
-    """
+def end_descendants(*, grace_s: float) -> list[int]:
+    """End all children, own and adopted: SIGTERM, then SIGKILL after `grace_s`. Returns the pids that remain."""
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_WAIT_S)):
         deadline_s = time.monotonic() + wait_s
         sent: set[ProcessId] = set()
-        while left := _left(but):
+        while left := _left():
             for process in left:
                 if process not in sent:
                     procfs.signal_process(process, number)
@@ -150,7 +139,7 @@ def end_descendants(*, grace_s: float, but: frozenset[int] = frozenset()) -> lis
             time.sleep(POLL_S)
         else:
             return []
-    return [process.pid for process in _left(but)]
+    return [process.pid for process in _left()]
 
 
 def reap_adopted(known: Collection[int]) -> None:
@@ -160,7 +149,6 @@ def reap_adopted(known: Collection[int]) -> None:
             os.waitpid(found.si_pid, os.WNOHANG)
 
 
-def _left(but: frozenset[int]) -> list[ProcessId]:
-    reap_adopted(but)
-    kept = but | {each.pid for pid in but for each in procfs.descendants(pid)}
-    return [each for each in procfs.descendants(os.getpid()) if each.pid not in kept]
+def _left() -> list[ProcessId]:
+    reap_adopted(())
+    return procfs.descendants(os.getpid())

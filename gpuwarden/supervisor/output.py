@@ -4,12 +4,14 @@ import fcntl
 import os
 import pty
 import re
+import select
 import termios
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-READ_BYTES: Final = 65536
+READ_BYTES: Final = select.PIPE_BUF
+"""A pipe that can be written takes this much at once (pipe(7))."""
 LINE_MAX: Final = 65536
 """A longer line is matched in parts, bytes."""
 
@@ -53,6 +55,10 @@ class Output:
             with suppress(OSError):
                 size = fcntl.ioctl(1, termios.TIOCGWINSZ, b"\0" * 8)
                 fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
+
+    def is_blocked(self, descriptor: int) -> bool:
+        """Whether its output cannot be passed on now: a pager waits, or the terminal is stopped."""
+        return not select.select([], [self._to[descriptor]], [], 0)[1]
 
     def read(self, descriptor: int) -> None:
         """Pass on what can be read."""

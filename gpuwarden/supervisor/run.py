@@ -109,12 +109,12 @@ class Run:
         """Say what ends the command, and who watches it."""
         say(f"worker {self._name}, state files in {self._reporter.folder}")
         limits = self._limits
-        budget = f"after {format_duration(limits.budget_s)}" if limits.budget_s else "never by its run time"
+        budget = f"it has run for {format_duration(limits.budget_s)}" if limits.budget_s else ""
         window_s = limits.health_window_s
         health = f"its GPU idles for {format_duration(window_s)}" if window_s else ""
         steps = "its output has steps and then none" if self._pattern else "its Reporter() reports steps and then none"
         stalls = f"{steps} for {format_duration(limits.stall_timeout_s)}" if limits.stall_timeout_s else ""
-        say(f"it is ended {budget}" + "".join(f", or when {each}" for each in (stalls, health) if each))
+        say("it is ended when " + ", or ".join(each for each in (budget, stalls, health) if each))
         if not limits.health_window_s:
             say("without steps, an idle GPU raises an alert only: --health-window-s 600 ends it too")
         executor = files.read_executor(self._directory)
@@ -178,8 +178,6 @@ class Run:
         if self._output is not None:
             self._output.started()
             self._output.resize()
-            for descriptor in self._output.readable:
-                self._selector.register(descriptor, selectors.EVENT_READ)
         self._publish(child.id)
         try:
             end = self._supervise(child)
@@ -190,11 +188,11 @@ class Run:
         condition = Condition.BUDGET if self._kill_at_s is not None else None
         if notice is not None and notice.acts:
             condition = Condition(notice.condition)
+        self._reporter.end_job()
         if self._output is not None:
-            for descriptor in self._output.readable:
+            for descriptor in self._selector.get_map().keys() & set(self._output.readable):
                 self._selector.unregister(descriptor)
             self._output.drain()
-        self._reporter.end_job()
         if left := end_descendants(grace_s=LEFT_GRACE_S):
             say(f"processes {left} of the command cannot be ended")
         return end, condition
@@ -218,7 +216,13 @@ class Run:
                 self._suspend(child)
             self._show_notice(child.id)
             self._check_budget(child)
+            self._listen()
             self._await(TICK_S)
+
+    def _listen(self) -> None:
+        for descriptor in self._output.readable if self._output else ():
+            if descriptor not in self._selector.get_map():
+                self._selector.register(descriptor, selectors.EVENT_READ)
 
     def _await(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
@@ -226,6 +230,9 @@ class Run:
                 with suppress(BlockingIOError):
                     key.fileobj.recv(4096)
             elif self._output is not None:
+                if self._output.is_blocked(key.fd):
+                    self._selector.unregister(key.fd)  # until the next tick: a write would stop the heartbeat
+                    continue
                 self._output.read(key.fd)
                 if key.fd not in self._output.readable:
                     self._selector.unregister(key.fd)

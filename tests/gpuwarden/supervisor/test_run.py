@@ -310,6 +310,20 @@ def test_reporter_outside_of_a_run_reports_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
+def test_reader_that_waits_stops_the_output_and_not_the_heartbeat(guarded: Guarded) -> None:
+    prints = "import time\nfor step in range(40_000): print('step', step)\ntime.sleep(1000)"
+    process = guarded.start(python(prints), "--steps-from", "step")
+    path = guarded.folder / f"{NAME}.worker.json"
+    guarded.pid()
+    time.sleep(2)  # the pipe is full
+    before = state_file.parse_worker(path.read_text()).heartbeat
+
+    eventually(lambda: state_file.parse_worker(path.read_text()).heartbeat != before, "it beats", within_s=15)
+    assert process.stdout is not None
+    assert sum(1 for _, line in zip(range(40_004), process.stdout, strict=False) if line.startswith("step ")) == 40_000
+
+
 def test_full_disk_under_the_output_is_said_once(guarded: Guarded) -> None:
     prints = "import sys\nfor step in range(3): print('step', step, flush=True)"
     with Path("/dev/full").open("w") as full:
