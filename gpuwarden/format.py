@@ -70,16 +70,19 @@ def nearest(name: str, known: Collection[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
+TRACE_MAX_BYTES: Final = 8192
+"""Most bytes of a stored traceback."""
+
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def printable(text: str) -> str:
-    """Escape unprintable characters in text from labels and jobs."""
+    """Escape unprintable characters."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def show(*lines: object, file: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:
-    """Print lines; unprintable characters are escaped. Commands print in no other way."""
+    """Print lines, escaped. Commands print in no other way."""
     for line in lines:
         print(printable(str(line)), file=file, end=end, flush=flush)
 
@@ -163,6 +166,17 @@ def trace_of(error: BaseException) -> str:
         raise
     except BaseException:  # noqa: BLE001 - foreign code
         return error_text(error)
+
+
+def trace_end(error: BaseException) -> str:
+    """The last `TRACE_MAX_BYTES` of the traceback, to store."""
+    text = trace_of(error).encode("utf-8", "backslashreplace").replace(b"\0", b"\\x00")
+    return text[-TRACE_MAX_BYTES:].decode("utf-8", "ignore")
+
+
+def trace_lines(text: str) -> list[str]:
+    """Lines of a stored traceback, escaped."""
+    return [printable(line) for line in text.split("\n")]
 
 
 def storable(text: str, *, length_max: int = 500) -> str:

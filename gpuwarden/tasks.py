@@ -31,7 +31,7 @@ import structlog
 
 from gpuwarden.db.engine import NoAnswerError
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import error_text, trace_of
+from gpuwarden.format import error_text, printable, trace_lines, trace_of
 from gpuwarden.job import FINAL, LEASE_S, ItemState, JobClass, JobId, Phase, State
 from gpuwarden.queue import PRIORITY, Item, Job, JobStore, Result, Submission, keep_result
 from gpuwarden.queue.open import created, default_store
@@ -52,15 +52,21 @@ LOOK_S: Final = 1.0
 
 
 class TaskError(GpuwardenError):
-    """A job has an unknown function, or a function cannot be a job."""
+    """An unknown function, or one that cannot be a job."""
 
 
 class ItemsFailedError(GpuwardenError):
-    """A run's items are all tried, and some failed."""
+    """Items of a run failed."""
 
 
 class JobFailedError(GpuwardenError):
     """The job failed or was cancelled."""
+
+    def __init__(self, job: Job) -> None:
+        traceback = "" if job.traceback is None else "\n".join(["", "", *trace_lines(job.traceback)])
+        reason = printable(job.reason or "no reason given")
+        super().__init__(f"job {job.job_id} {job.state}: {reason}{traceback}")
+        self.job = job
 
 
 class JobTimeoutError(GpuwardenError):
@@ -68,10 +74,7 @@ class JobTimeoutError(GpuwardenError):
 
 
 class TakenItem:
-    """An item of this attempt. `with item:` reports its outcome.
-
-    An exception inside fails the item. `result` may be set.
-    """
+    """An item of this attempt. `with item:` reports its outcome; an exception fails it."""
 
     def __init__(self, name: str, settle: Callable[[str, Result, str | None], bool], fatal: Hook = None) -> None:
         self.name = name
@@ -216,7 +219,7 @@ class Handle:
         """
         job = self._queue.await_end(self.job_id, timeout_s)
         if job.state is not State.COMPLETED:
-            raise JobFailedError(f"job {job.job_id} {job.state}: {job.reason or 'no reason given'}")
+            raise JobFailedError(job)
         return job.result
 
     def cancel(self, reason: str = "cancelled by its submitter") -> bool:

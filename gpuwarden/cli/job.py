@@ -27,6 +27,7 @@ from gpuwarden.format import (
     operator_name,
     show,
     show_json,
+    trace_lines,
 )
 from gpuwarden.job import ATTEMPTS_MAX, FINAL, STALL_TIMEOUT_S, JobClass, JobId, State
 from gpuwarden.queue import PRIORITY, BlockedError, Job, JobStore, Submission
@@ -175,6 +176,9 @@ def _page(job: Job, needs: list[JobId], report: JobFile | None) -> Iterator[str]
             yield f"{'items':9} {report.items_done} done, {report.items_failed} failed"
     elif job.state is State.RUNNING:
         yield f"{'progress':9} its worker's files are not on this host, or not in --runtime-dir"
+    if job.traceback is not None:
+        yield "traceback" if job.state is State.FAILED else "traceback of an earlier attempt"
+        yield from (f"    {line}" for line in trace_lines(job.traceback))
 
 
 def _after(at: float, since: float | None, what: str) -> str:

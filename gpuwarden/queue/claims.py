@@ -215,12 +215,14 @@ class Claims(QueueBase):
                 runs.queue_dependents(connection, run_id, job_id, now)
             return True
 
-    def fail_by_worker(self, job_id: int, *, attempt: int, incarnation: str, reason: str, now: float) -> bool:
-        """Fail the job reason its code failed; False if this attempt no longer owns the job."""
+    def fail_by_worker(
+        self, job_id: int, *, attempt: int, incarnation: str, reason: str, now: float, traceback: str | None = None
+    ) -> bool:
+        """Fail the job because its code failed; False if this attempt no longer owns the job."""
         held = sql.is_held(job_id, attempt, incarnation)
         with writing(self._engine) as connection:
             sql.recover_lost(connection, job_id, attempt, incarnation, now)
-            return sql.end_failed(connection, Move.FAIL_BY_WORKER, held, job_id, reason, now)
+            return sql.end_failed(connection, Move.FAIL_BY_WORKER, held, job_id, reason, now, traceback=traceback)
 
     def release(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> bool:
         """Requeue the job of a worker that stops. No retry is counted."""
@@ -232,7 +234,17 @@ class Claims(QueueBase):
             ranks.recall(connection, released, now)
             return bool(released)
 
-    def give_back(self, job_id: int, *, attempt: int, incarnation: str, slot: Slot, reason: str, now: float) -> bool:
+    def give_back(
+        self,
+        job_id: int,
+        *,
+        attempt: int,
+        incarnation: str,
+        slot: Slot,
+        reason: str,
+        now: float,
+        traceback: str | None = None,
+    ) -> bool:
         """Requeue the job of a worker whose process cannot go on; False if this attempt no longer owns it.
 
         It counts as a reclaim, and the job avoids the worker. After `FATAL_JOBS_MAX` such jobs in `FATAL_WINDOW_S` the
@@ -247,6 +259,7 @@ class Claims(QueueBase):
             settled = sql.requeue_or_fail(connection, Move.GIVE_BACK, held, reason, now)
             ranks.recall(connection, settled, now)
             if settled:
+                connection.execute(update(JOBS).where(JOBS.c.job_id == job_id).values(traceback=traceback))
                 sql.avoid(connection, job_id, slot, until=now + AVOID_S, now=now)
                 _note_fatal_error(connection, slot, job_id, now)
             return bool(settled)

@@ -140,6 +140,8 @@ class Job:
     worker: str | None
     lease_expires_at: float | None
     reason: str | None
+    traceback: str | None
+    """Its end, of the last attempt that raised an exception."""
     needs: int
     """How many jobs this job needs."""
     pending: int

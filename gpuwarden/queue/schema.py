@@ -98,6 +98,7 @@ JOBS = Table(
     Column("claimed_at", Float),
     Column("lease_expires_at", Float),
     Column("reason", String),
+    Column("traceback", String),  # of the last attempt that raised an exception
     Column("ended_at", Float),
     Column("result", JSON(none_as_null=True)),
     # Partial indexes: the cost of a claim does not depend on other jobs.

@@ -134,10 +134,17 @@ def least(column: ColumnElement[int], bound: int) -> ColumnElement[int]:
 
 
 def end_failed(
-    connection: Connection, move: Move, where: ColumnElement[bool], job_id: int, reason: str, now: float
+    connection: Connection,
+    move: Move,
+    where: ColumnElement[bool],
+    job_id: int,
+    reason: str,
+    now: float,
+    *,
+    traceback: str | None = None,
 ) -> bool:
     """Fail a job and write its `failed` event; False if the move did not apply."""
-    ended = transition(move, where, reason=reason, ended_at=now, **UNCLAIMED)
+    ended = transition(move, where, reason=reason, traceback=traceback, ended_at=now, **UNCLAIMED)
     if connection.execute(ended).rowcount != 1:
         return False
     connection.execute(*write_event(kind=Kind.FAILED, now=now, job_id=job_id))

@@ -14,7 +14,7 @@ from gpuwarden import clock
 from gpuwarden.db.changes import Changes
 from gpuwarden.db.engine import BUSY_TIMEOUT_S, DatabaseError, NoAnswerError
 from gpuwarden.errors import GpuwardenError, WorkerStopping
-from gpuwarden.format import error_text, trace_of
+from gpuwarden.format import error_text, trace_end, trace_of
 from gpuwarden.job import JobId, Phase, State
 from gpuwarden.queue import Job, JobStore, ReplacedError, Result, Slot, keep_result
 from gpuwarden.queue.outcomes.fatal_errors import COMPLETED_S, FastFailures, is_fatal
@@ -272,7 +272,8 @@ class Worker:
             else:
                 reason = error_text(error)
                 bound.error("job failed", reason=reason, exception=trace_of(error))
-                return _Outcome(failed=reason, fatal=self._is_fatal(job, error, after_s=clock.boottime_s() - began_s))
+                fatal = self._is_fatal(job, error, after_s=clock.boottime_s() - began_s)
+                return _Outcome(failed=reason, traceback=trace_end(error), fatal=fatal)
         self._fast.clear()
         kept, lost = keep_result(result)
         if lost is not None:
@@ -318,11 +319,17 @@ class Worker:
                         incarnation=incarnation,
                         slot=Slot(host=self._settings.host, worker=self._settings.name, gpus=self._settings.gpus),
                         reason=f"{GIVEN_BACK}: {reason}",
+                        traceback=outcome.traceback,
                         now=self._store.now(),
                     )
                 else:
                     accepted = self._store.claims.fail_by_worker(
-                        job.job_id, attempt=attempt, incarnation=incarnation, reason=reason, now=self._store.now()
+                        job.job_id,
+                        attempt=attempt,
+                        incarnation=incarnation,
+                        reason=reason,
+                        traceback=outcome.traceback,
+                        now=self._store.now(),
                     )
                 if unanswered and not accepted:
                     accepted = self._is_settled(job, reason, fatal=outcome.fatal)
@@ -362,6 +369,7 @@ class _Outcome:
     """
 
     failed: str | None = None
+    traceback: str | None = None
     fatal: bool = False
     result: Result = None
     lost: str | None = None

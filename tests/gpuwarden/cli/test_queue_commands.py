@@ -17,7 +17,7 @@ from gpuwarden.clock import stamp
 from gpuwarden.db.migrate import OlderTablesError
 from gpuwarden.db.transactions import writing
 from gpuwarden.job import JobClass, JobId, Phase, State
-from gpuwarden.queue import Job, JobStore, Submission
+from gpuwarden.queue import Job, JobStore, Slot, Submission
 from gpuwarden.reporter import Reporter
 from tests.conftest import Cli
 from tests.waiting import eventually
@@ -306,6 +306,27 @@ def test_wait_ends_with_its_jobs_and_prints_their_states(
         assert waiting.stdout.readline() == f"{job_id} {end}\n"
 
     assert waiting.wait(timeout=20) == code
+
+
+def test_failed_job_is_shown_with_its_traceback(store: JobStore, cli: Cli) -> None:
+    job_id = submit(store)
+    its: dict[str, Any] = {"attempt": claim(store).attempt, "incarnation": "i-gpu", "now": NOW}
+    store.claims.fail_by_worker(job_id, **its, reason="it broke", traceback="Traceback:\n  line 1\nit\x1b[2J broke")
+
+    _, shown, _ = cli("job", "show", str(job_id))
+    _, as_json, _ = cli("job", "show", str(job_id), "--json")
+
+    assert shown.endswith("\ntraceback\n    Traceback:\n      line 1\n    it\\x1b[2J broke\n")
+    assert json.loads(as_json)["traceback"] == "Traceback:\n  line 1\nit\x1b[2J broke"
+
+
+def test_traceback_of_an_attempt_that_was_not_the_last_is_named_so(store: JobStore, cli: Cli) -> None:
+    job_id = submit(store)
+    its: dict[str, Any] = {"attempt": claim(store).attempt, "incarnation": "i-gpu", "now": NOW}
+    slot = Slot(host=HOST, worker="w-gpu")
+    store.claims.give_back(job_id, **its, slot=slot, reason="it broke", traceback="line 1")
+
+    assert cli("job", "show", str(job_id))[1].endswith("\ntraceback of an earlier attempt\n    line 1\n")
 
 
 def test_wait_that_times_out_exits_2_and_names_the_jobs(store: JobStore, cli: Cli) -> None:

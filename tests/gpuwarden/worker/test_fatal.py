@@ -45,6 +45,7 @@ def test_fatal_error_gives_the_job_back_and_ends_the_worker(store: JobStore, rep
     assert states(store) == [State.QUEUED, State.QUEUED]
     back = store.job(first)
     assert (back.reclaims, back.reason) == (1, f"its worker's process could not go on: RuntimeError: {ASSERT}")
+    assert str(back.traceback).endswith(f"RuntimeError: {ASSERT}")
 
 
 def test_out_of_memory_fails_the_job_only(store: JobStore, reporter: Reporter) -> None:

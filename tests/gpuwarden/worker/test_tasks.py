@@ -193,8 +193,10 @@ def test_waiter_gets_the_reason_of_a_failed_function(tasks: Any, work: Start) ->
     handle = tasks.fail.submit()
     work("--jobs-max", "1")
 
-    with pytest.raises(JobFailedError, match="job 1 failed: RuntimeError: out of memory"):
+    with pytest.raises(JobFailedError, match="job 1 failed: RuntimeError: out of memory") as failed:
         handle.wait(timeout_s=30)
+    assert 'raise RuntimeError("out of memory")' in str(failed.value)
+    assert failed.value.job.traceback == handle.job().traceback
 
 
 def test_wait_that_times_out_names_the_state_and_allows_a_cancel(tasks: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from gpuwarden import logs, state_file
 from gpuwarden.db.engine import DatabaseError, NoAnswerError
+from gpuwarden.format import TRACE_MAX_BYTES
 from gpuwarden.job import JobId, State
 from gpuwarden.queue import Job, JobStore, ReplacedError, Submission
 from gpuwarden.reporter import Reporter
@@ -226,6 +227,20 @@ def test_failure_with_invalid_characters_is_stored_readably(store: JobStore, rep
     run_worker(store, reporter, body)
 
     assert store.job(job_id).reason == "RuntimeError: a\\x00b\\udcff"
+
+
+def test_end_of_the_traceback_is_kept_with_the_job(store: JobStore, reporter: Reporter) -> None:
+    job_id = submit(store)
+
+    def body(_job: Job, _report: Reporter) -> Callable[[], None]:
+        raise RuntimeError("é" * 10_000 + "a\0b\udcff")
+
+    run_worker(store, reporter, body)
+
+    kept = store.job(job_id).traceback
+    assert kept is not None
+    assert TRACE_MAX_BYTES - 2 < len(kept.encode()) <= TRACE_MAX_BYTES
+    assert kept.endswith("éa\\x00b\\udcff")
 
 
 ODD: Any = ("odd", (1, 2, 3, 4))
