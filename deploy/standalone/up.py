@@ -9,11 +9,12 @@ Exit codes: 0 stopped by a signal; 1 failed to start, or a part kept exiting; 2 
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Final
 from deploy.standalone import data_dir, debian_packages, package_data
 from deploy.standalone.config_files import Intervals
 from deploy.standalone.docker_socket import Engine, NoEngine, reachable_engine
+from deploy.standalone.episode_lines import EpisodeLines
 from deploy.standalone.log_rotation import rotate
 from deploy.standalone.stack import (
     PARTS,
@@ -37,7 +39,7 @@ from deploy.standalone.stack import (
 from deploy.standalone.supervisor import Supervisor
 from gpuwarden.db import running_up
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import Parser, show
+from gpuwarden.format import Parser, printable, show
 
 CHECK_S: Final = 0.5
 """Interval of the supervisor, seconds."""
@@ -105,6 +107,15 @@ class _Output:
             show(*f"up: {text}".split("\n"), flush=True)
         self.record(text)
 
+    def cut(self, text: str) -> None:
+        """Print a message on one line of the terminal, and append all of it to the log."""
+        line = printable(f"up: {text}")
+        if sys.stdout.isatty() and len(line) > (width := shutil.get_terminal_size().columns):
+            line = f"{line[: width - 1]}…"
+        with suppress(OSError):
+            show(line, flush=True)
+        self.record(text)
+
     def record(self, text: str) -> None:
         """Append a message to the log only."""
         entry = {"timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": text}
@@ -147,16 +158,17 @@ def _run(arguments: argparse.Namespace, stop: _StopSignal, output: _Output) -> N
         stack.enter_context(chain)
         stop.starting = False
         _announce(chain, engine, output)
-        _watch(chain, stop, output, look_for_docker=arguments.docker == "auto")
+        with closing(EpisodeLines(chain.ledger_url, say=output.cut)) as episodes:
+            _watch(chain, stop, output, episodes, look_for_docker=arguments.docker == "auto")
         output("stopping")
 
 
-def _watch(chain: Chain, stop: _StopSignal, output: _Output, *, look_for_docker: bool) -> None:
-    supervisor = Supervisor(chain, say=output)
-    housekeeping_s = time.monotonic()
+def _watch(chain: Chain, stop: _StopSignal, output: _Output, episodes: EpisodeLines, *, look_for_docker: bool) -> None:
+    supervisor, housekeeping_s = Supervisor(chain, say=output), time.monotonic()
     while not stop.wait(CHECK_S):
         now_s = time.monotonic()
         supervisor.tick(now_s)
+        episodes.tick(now_s)
         if now_s - housekeeping_s < HOUSEKEEPING_S:
             continue
         housekeeping_s = now_s

@@ -51,6 +51,15 @@ class EpisodeHistory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JournalLine:
+    """A journal entry with its episode."""
+
+    entry_id: int
+    entry: Entry
+    episode: EpisodeHistory
+
+
+@dataclass(frozen=True, kw_only=True)
 class HeldEpisode:
     """The current wait of an open episode.
 
@@ -106,6 +115,21 @@ class Reports(LedgerPart):
                 return None
             lines = select(JOURNAL).where(JOURNAL.c.episode_id == episode_id).order_by(JOURNAL.c.entry_id)
             return _history(row, tuple(readable(connection.execute(lines), read_entry)))
+
+    def last_entry(self) -> int:
+        """The number of the newest journal entry; 0 without one."""
+        with reading(self._engine) as connection:
+            return connection.scalar(select(func.max(JOURNAL.c.entry_id))) or 0
+
+    def journal_after(self, entry_id: int, *, limit: int = 500) -> list[JournalLine]:
+        """List the next journal entries of all episodes, oldest first."""
+        after = select(JOURNAL).where(JOURNAL.c.entry_id > entry_id).order_by(JOURNAL.c.entry_id).limit(limit)
+        with reading(self._engine) as connection:
+            rows = connection.execute(after).all()
+            its = select(EPISODES).where(EPISODES.c.episode_id.in_({row.episode_id for row in rows}))
+            episodes = {each.episode_id: each for each in readable(connection.execute(its), _history)} if rows else {}
+            rows = [row for row in rows if row.episode_id in episodes]
+            return list(readable(rows, lambda row: _journal_line(row, episodes[row.episode_id])))
 
     def export(
         self, *, since: float = 0.0, until: float | None = None, captures: bool = False
@@ -213,6 +237,10 @@ def _held(row: Row[Any]) -> HeldEpisode:
             since=row.opened_at if row.wait_since is None else row.wait_since,
         ),
     )
+
+
+def _journal_line(row: Row[Any], episode: EpisodeHistory) -> JournalLine:
+    return JournalLine(entry_id=row.entry_id, entry=read_entry(row), episode=episode)
 
 
 def _history(row: Row[Any], entries: tuple[Entry, ...] = ()) -> EpisodeHistory:
