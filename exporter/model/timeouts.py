@@ -13,7 +13,7 @@ from gpuwarden.job import MIN_TIMEOUT_S, Phase
 if TYPE_CHECKING:  # keeps driver processes small
     from gpuwarden.state_file import JobFile, LongStep
 
-MIN_STEPS: Final = 20  # the first ones compile
+MIN_STEPS: Final = 20
 MIN_PHASE_VISITS: Final = 3
 ACTIVITY_LAG_S: Final = 20.0
 """How late inactivity shows: rates are averages over 10 s or more."""
@@ -51,7 +51,7 @@ class PhaseTimeouts:
         if not job.job_class.uses_gpu or job.phase is Phase.IDLE:
             return None
         own_s = window_s if job.health_window_s is None else max(MIN_TIMEOUT_S, job.health_window_s)
-        return max(own_s, self._limit_s(job))
+        return own_s if _has_plain_window(job) else max(own_s, self._limit_s(job))
 
     def health_grace_s(self, job: "JobFile", *, grace_s: float, window_s: float) -> float | None:
         """Seconds after its start at which that window may begin (A7).
@@ -60,12 +60,14 @@ class PhaseTimeouts:
         """
         if not job.job_class.uses_gpu:
             return None
+        if _has_plain_window(job):
+            return 0.0  # its first use of a GPU starts it
         if job.phase is Phase.LOAD or not _first_step_done(job):
             return grace_s
         return max(0.0, grace_s - (self.health_window_s(job, window_s) or 0.0))
 
     def stuck_after_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
-        """Unpaused seconds without a step beat until a job is stuck even on a busy GPU (A14b, A19).
+        """Unpaused seconds without a step beat until a job is stuck, on a busy GPU too (A14b, A19).
 
         `None` for ranks: a healthy rank spins while another one evaluates.
         """
@@ -86,7 +88,7 @@ class PhaseTimeouts:
         return None if after_s is None else self._inactive_s(job, after_s)
 
     def gang_activity_lag_s(self, job: "JobFile", pauses: Pauses = ()) -> float:
-        """How late a rank's inactivity may show: at most half of its limit."""
+        """How late its inactivity may show: at most half of its limit."""
         after_s = self.gang_stuck_after_s(job, pauses)
         return ACTIVITY_LAG_S if after_s is None else after_s - self._inactive_s(job, after_s)
 
@@ -119,6 +121,12 @@ def is_gang_rank(job: "JobFile") -> bool:
     return job.ranks > 1 and job.gang is not None
 
 
+def _has_plain_window(job: "JobFile") -> bool:
+    """Whether it is a command without steps, with a given window."""
+    given = job.after_gpu_use and job.health_window_s is not None
+    return given and job.step_beat is None and job.timeout_s is None
+
+
 def _first_step_done(job: "JobFile") -> bool:
     if job.phase is not Phase.STEP:
         return job.step > 0
@@ -146,7 +154,7 @@ def _longest_visit_s(job: "JobFile", pauses: Pauses) -> float | None:
 
 
 def _longest_unpaused_s(durations: Sequence["LongStep"], pauses: Pauses) -> float:
-    # Any other is at most as long as the shortest of these.
+    # Others are at most as long as the shortest of these.
     return max(min(each.took_s for each in durations), *(_unpaused_s(each, pauses) for each in durations))
 
 

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Final
 
 from gpuwarden.format import Help, Parser, format_duration, show
-from gpuwarden.job import STALL_TIMEOUT_S, Condition, JobClass
+from gpuwarden.job import MIN_TIMEOUT_S, STALL_TIMEOUT_S, Condition, JobClass
 from gpuwarden.procfs import ProcessId
 from gpuwarden.reporter import JOB_FILE, RUN_QUEUE, Reporter
 from gpuwarden.supervisor import files
@@ -364,6 +364,12 @@ def _seconds(given: str) -> float:
     raise argparse.ArgumentTypeError(f"invalid time {given!r}: expected seconds above 0")
 
 
+def _window_s(given: str) -> float:
+    if (value := _seconds(given)) >= MIN_TIMEOUT_S:
+        return value
+    raise argparse.ArgumentTypeError(f"invalid time {given!r}: expected {MIN_TIMEOUT_S:g} seconds or more")
+
+
 def _pattern(given: str) -> re.Pattern[bytes]:
     try:
         return re.compile(given.encode())
@@ -387,7 +393,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--stall-timeout-s", type=_seconds, default=STALL_TIMEOUT_S,
                         help="time without a step and other activity, after the first step, seconds")  # fmt: skip
-    parser.add_argument("--health-window-s", type=_seconds,
+    parser.add_argument("--health-window-s", type=_window_s,
                         help="end it too if its GPU and all else idle for this long without a step (default: an alert "
                              "only)")  # fmt: skip
     parser.add_argument("--restart", choices=list(Policy), default=Policy.ON_HANG,

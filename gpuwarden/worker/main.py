@@ -50,6 +50,7 @@ def command(argv: list[str]) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     arguments.handler = arguments.handler or arguments.named_handler
+    arguments.name = arguments.name or ("worker" if arguments.processes > 1 else "worker-0")
     if arguments.handler is None:
         parser.error("missing HANDLER: gpuwarden worker run MODULE:FUNCTION")
     if not 0 < HEARTBEATS_PER_LEASE * arguments.heartbeat_s <= arguments.lease_s:
@@ -156,8 +157,8 @@ def _parser() -> argparse.ArgumentParser:
                         help="module:function that loads a job and returns its work, module:queue, or a "
                              "module with one gpuwarden.Queue")  # fmt: skip
     parser.add_argument("--handler", dest="named_handler", metavar="HANDLER", help="same as the argument HANDLER")
-    parser.add_argument("--name", default="worker-0", help="name of this slot and its state files, unique on the "
-                        "host")  # fmt: skip
+    parser.add_argument("--name", help="name of this slot and its state files, unique on the host; default: worker-0, "
+                        "of several processes worker-0, worker-1 ...")  # fmt: skip
     parser.add_argument("--processes", type=_count, default=0, metavar="N",
                         help="run N workers, NAME-0 to NAME-(N-1), and start each again when it ends. SIGTERM stops "
                              "them; --gpus gives one GPU to each")  # fmt: skip

@@ -75,6 +75,30 @@ def test_stall_timeout(job: dict[str, Any], silence_s: float) -> None:
         pytest.param({"health_window_s": 200.0}, 200.0, id="its own shorter window"),
         pytest.param({"health_window_s": 60.0}, 120.0, id="its own window: at least the stall timeout"),
         pytest.param({"health_window_s": 1.0, "stall_timeout_s": 0.0}, 30.0, id="its own window: at least 30 s"),
+        pytest.param(
+            {"health_window_s": 60.0, "phase": Phase.LOAD, "after_gpu_use": True, "step_beat": None},
+            60.0,
+            id="a command without steps: what its owner gave",
+        ),
+        pytest.param(
+            {
+                "health_window_s": 60.0,
+                "phase": Phase.LOAD,
+                "after_gpu_use": True,
+                "step_beat": None,
+                "timeout_s": 900.0,
+            },
+            900.0,
+            id="a command without steps: at least the timeout of its phase",
+        ),
+        pytest.param(
+            {"health_window_s": 60.0, "after_gpu_use": True},
+            120.0,
+            id="a command with steps: at least the stall timeout",
+        ),
+        pytest.param(
+            {"phase": Phase.LOAD, "after_gpu_use": True, "step_beat": None}, 310.0, id="a command: the host's minimum"
+        ),
         pytest.param({"health_window_s": 600.0, "phase": Phase.IDLE}, None, id="its own window, idle: not checked"),
     ],
 )
@@ -101,6 +125,12 @@ def test_gpu_health_window(job: dict[str, Any], window_s: float | None) -> None:
         pytest.param({"job_class": JobClass.GPU_VIDEO, "stall_timeout_s": 0.0}, 60.0, id="video model"),
         pytest.param({"phase": Phase.EVAL, "timeout_s": 1800.0}, 0.0, id="window longer than the grace"),
         pytest.param({"phase": Phase.IDLE}, 360.0, id="idle: the host's grace"),
+        pytest.param(
+            {"phase": Phase.LOAD, "step": 0, "step_beat": None, "after_gpu_use": True, "health_window_s": 60.0},
+            0.0,
+            id="a command with a window: it begins with the first use of a GPU",
+        ),
+        pytest.param({"phase": Phase.LOAD, "step": 0, "step_beat": None, "after_gpu_use": True}, 360.0, id="a command"),
         pytest.param({"phase": Phase.LOAD, "job_class": JobClass.CPU}, None, id="class without a GPU: not checked"),
     ],
 )

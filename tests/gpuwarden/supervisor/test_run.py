@@ -128,6 +128,13 @@ def test_command_that_cannot_start(guarded: Guarded, cmd: str, code: int, says: 
     assert f"gpuwarden run: {cmd}: {says}\n" in said
 
 
+def test_health_window_below_its_minimum_is_refused(guarded: Guarded) -> None:
+    found, said = guarded.result(python("raise SystemExit(0)"), "--health-window-s", "29")
+
+    assert found == 2
+    assert "argument --health-window-s: invalid time '29': expected 30 seconds or more" in said
+
+
 def test_command_without_dashes_is_refused_with_advice() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "gpuwarden", "run", "python", "train.py"], capture_output=True, text=True, check=False
