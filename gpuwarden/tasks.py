@@ -13,7 +13,7 @@
         pipeline(prompt, callback_on_step_end=current().on_step).images[0].save(out)
         return {"picture": out}
 
-    paint.submit(prompt="a cat", out="/data/cat.png")  # in any program; .wait() returns the result
+    paint.submit("a cat", out="/data/cat.png")        # in any program; .result() waits for what it returns
 
 `gpuwarden worker run tasks` runs them: a `Queue` is a worker's handler. A job may run twice, so its output must be
 safe to write again.
@@ -21,6 +21,7 @@ safe to write again.
 
 import functools
 import gc
+import inspect
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,7 +34,18 @@ from gpuwarden.db.engine import NoAnswerError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import error_text, printable, trace_lines, trace_of
 from gpuwarden.job import FINAL, LEASE_S, ItemState, JobClass, JobId, Phase, State
-from gpuwarden.queue import PRIORITY, Item, Job, JobStore, Result, Submission, keep_result
+from gpuwarden.queue import (
+    PRIORITY,
+    Item,
+    Job,
+    JobStore,
+    Result,
+    ResultError,
+    Submission,
+    SubmissionError,
+    keep_result,
+)
+from gpuwarden.queue.models import PAYLOAD_MAX_BYTES, check_json
 from gpuwarden.queue.open import created, default_store
 from gpuwarden.queue.outcomes.fatal_errors import Hook, is_fatal
 from gpuwarden.reporter import Reporter
@@ -43,6 +55,8 @@ log: Final = structlog.get_logger("job")
 P = ParamSpec("P")
 R = TypeVar("R")
 E = TypeVar("E")
+
+_Kind: Final = inspect.Parameter
 
 RETRY_S: Final = 1.0
 """Seconds between retries while the queue does not answer."""
@@ -71,6 +85,10 @@ class JobFailedError(GpuwardenError):
 
 class JobTimeoutError(GpuwardenError):
     """The job has not ended in time."""
+
+
+class ArgumentError(SubmissionError, TypeError):
+    """Arguments that do not fit a job's function, or are not JSON."""
 
 
 class TakenItem:
@@ -210,17 +228,33 @@ class Handle:
         """The job's state."""
         return self.job().state
 
+    def result(self, timeout_s: float | None = None) -> Result:
+        """Wait, and return what the function returned, as JSON.
+
+        Raises:
+            ResultError: only a part of it could be stored.
+            JobFailedError: as in `wait`.
+            JobTimeoutError: as in `wait`.
+        """
+        job = self._ended(timeout_s)
+        if job.reason is not None:
+            raise ResultError(f"job {job.job_id} completed: {printable(job.reason)}; wait() returns the part")
+        return job.result
+
     def wait(self, timeout_s: float | None = None) -> Result:
-        """Wait for the job's result.
+        """Wait, and return what was stored of the result.
 
         Raises:
             JobFailedError: the job failed or was cancelled.
             JobTimeoutError: it has not ended after `timeout_s` seconds.
         """
+        return self._ended(timeout_s).result
+
+    def _ended(self, timeout_s: float | None) -> Job:
         job = self._queue.await_end(self.job_id, timeout_s)
         if job.state is not State.COMPLETED:
             raise JobFailedError(job)
-        return job.result
+        return job
 
     def cancel(self, reason: str = "cancelled by its submitter") -> bool:
         """Cancel the job; its worker stops within a second."""
@@ -241,13 +275,35 @@ class Task(Generic[P, R]):
         """Call the function in this process."""
         return self.function(*args, **kwargs)
 
-    def submit(self, **kwargs: Any) -> Handle:
-        """Submit the job. Arguments must be JSON values."""
-        return self._queue.submit(self, kwargs)
+    def submit(self, *args: Any, **kwargs: Any) -> Handle:
+        """Submit a call of the function; a model is not an argument.
 
-    def submission(self, **kwargs: Any) -> Submission:
-        """The submission, for `store.runs.submit_run` or changes by `dataclasses`."""
-        return self._queue.submission(self, kwargs)
+        Raises:
+            ArgumentError: an argument does not fit the signature, or is not JSON.
+        """
+        return self._queue.submit(self.submission(*args, **kwargs))
+
+    def submission(self, *args: Any, **kwargs: Any) -> Submission:
+        """The submission, for `store.runs.submit_run` or changes by `dataclasses`; raises as `submit`."""
+        its = {name: getattr(self.template, name) for name in Submission.__dataclass_fields__ if name != "payload"}
+        return Submission(**its, payload={"task": self.name, **self._call(args, kwargs)})
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The call as JSON, with arguments by name where the function allows it."""
+        signature = inspect.signature(self.function)
+        model = (None,) if self._queue.loads(self.template.model) else ()
+        try:
+            bound = signature.bind(*model, *args, **kwargs)
+        except TypeError as error:
+            raise ArgumentError(f"{self.name}{signature}: {error}") from None
+        for name, value in bound.arguments.items():
+            check_json(value, f"argument {name!r} of {self.name}()", PAYLOAD_MAX_BYTES, ArgumentError)
+        kinds = {name: signature.parameters[name].kind for name in bound.arguments}
+        of_call = [*bound.arguments][len(model) :]
+        if _Kind.VAR_POSITIONAL in kinds.values() or any(kinds[name] is _Kind.POSITIONAL_ONLY for name in of_call):
+            return {"arguments": bound.kwargs, "positional": list(bound.args[len(model) :])}
+        named = {name: bound.arguments[name] for name in of_call if kinds[name] is _Kind.POSITIONAL_OR_KEYWORD}
+        return {"arguments": {**named, **bound.kwargs}}
 
 
 class Queue:
@@ -356,14 +412,13 @@ class Queue:
 
         return register
 
-    def submission(self, task: Task[Any, Any], kwargs: Mapping[str, Any]) -> Submission:
-        """The submission of a function with these arguments."""
-        settings = {name: getattr(task.template, name) for name in Submission.__dataclass_fields__ if name != "payload"}
-        return Submission(**settings, payload={"task": task.name, "arguments": dict(kwargs)})
+    def loads(self, model: str | None) -> bool:
+        """Whether jobs of this model get it as first argument."""
+        return model in self._loaders
 
-    def submit(self, task: Task[Any, Any], kwargs: Mapping[str, Any]) -> Handle:
+    def submit(self, submission: Submission) -> Handle:
         """Submit a job."""
-        return Handle(job_id=self.store.runs.submit(self.submission(task, kwargs), now=self.store.now()), _queue=self)
+        return Handle(job_id=self.store.runs.submit(submission, now=self.store.now()), _queue=self)
 
     def await_end(self, job_id: JobId, timeout_s: float | None) -> Job:
         """Wait until the job is over; see `Handle.wait`."""
@@ -386,12 +441,12 @@ class Queue:
         if task is None:
             known = ", ".join(sorted(self._tasks)) or "none"
             raise TaskError(f"job {job.job_id} names the unknown function {name!r}: this queue has {known}")
-        before = () if task.template.model not in self._loaders else (self._model(task.template.model),)
+        before = (self._model(str(task.template.model)),) if self.loads(task.template.model) else ()
 
         def work() -> Result:
             _running.append(Current(job=job, report=report, store=self.store, fatal=self.fatal))
             try:
-                return task.function(*before, **job.payload.get("arguments", {}))
+                return task.function(*before, *job.payload.get("positional", ()), **job.payload.get("arguments", {}))
             finally:
                 _running.pop()
 

@@ -17,7 +17,7 @@ import gpuwarden
 from gpuwarden.cli.main import main
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import JobClass, State
-from gpuwarden.queue import Job, JobStore, SubmissionError
+from gpuwarden.queue import Job, JobStore, ResultError, Submission, SubmissionError
 from gpuwarden.queue.open import created, default_store
 from gpuwarden.reporter import Reporter
 from gpuwarden.tasks import JobFailedError, JobTimeoutError, Queue, TaskError, current
@@ -52,6 +52,10 @@ def paint(pipeline, prompt, steps=2):
 @queue.job(model="flux")
 def sketch(pipeline):
     return pipeline
+
+@queue.job()
+def echo(number):
+    return {"loss": float(number)}
 
 @queue.job(reports_steps=False, job_class="cpu")
 def fail():
@@ -220,23 +224,94 @@ def test_job_with_an_unknown_function_fails_and_names_the_known_ones(tasks: Any,
     work("--jobs-max", "1")
 
     eventually(lambda: store.job(job_id).state is State.FAILED, within_s=30)
-    assert "names the unknown function 'dance': this queue has fail, hang, paint" in (store.job(job_id).reason or "")
+    assert "names the unknown function 'dance': this queue has echo, fail, hang, paint" in (
+        store.job(job_id).reason or ""
+    )
 
 
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
-        (object(), "a job's payload is not JSON"),
-        ("x" * 2**20, "a job's payload has 1048622 bytes as JSON, more than 1048576: write the data to a file"),
-        ("a\0b", "contains a NUL character"),
+        (object(), r"a job's argument 'prompt' of paint\(\) is not JSON"),
+        (float("nan"), r"a job's argument 'prompt' of paint\(\) is not JSON"),
+        ("x" * 2**20, r"'prompt' of paint\(\) has 1048578 bytes as JSON, more than 1048576: write the data to a file"),
+        ("x" * (2**20 - 10), "a job's payload has 1048612 bytes as JSON, more than 1048576: write the data to a file"),
+        ("a\0b", "'prompt' of paint\\(\\) contains a NUL character"),
     ],
-    ids=["not JSON", "too long", "a NUL"],
+    ids=["not JSON", "NaN", "too long", "too long with its name", "a NUL"],
 )
 def test_invalid_arguments_are_refused_at_submit(tasks: Any, argument: Any, says: str) -> None:
     with pytest.raises(SubmissionError, match=says):
         tasks.paint.submit(prompt=argument)
 
     assert tasks.queue.store.jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "says"),
+    [
+        ((), {}, "missing a required argument: 'prompt'"),
+        (("a cat",), {"step": 3}, "got an unexpected keyword argument 'step'"),
+        (("a cat", 2, 3), {}, r"paint\(pipeline, prompt, steps=2\): too many positional arguments"),
+        (("a cat",), {"prompt": "a dog"}, "multiple values for argument 'prompt'"),
+    ],
+)
+def test_call_that_does_not_fit_the_function_stores_nothing(
+    tasks: Any, args: tuple[Any, ...], kwargs: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(TypeError, match=says):
+        tasks.paint.submit(*args, **kwargs)
+
+    assert tasks.queue.store.jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("submitted", "payload"),
+    [
+        (lambda queue: queue.job()(plain).submission(1, c=3), {"arguments": {"a": 1, "c": 3}}),
+        (lambda queue: queue.job()(plain).submission(a=1, b=2), {"arguments": {"a": 1, "b": 2}}),
+        (lambda queue: queue.job(model="m")(plain).submission(1, c=3), {"arguments": {"b": 1, "c": 3}}),
+        (lambda queue: queue.job()(positional).submission(1, 2), {"arguments": {}, "positional": [1, 2]}),
+        (lambda queue: queue.job(model="m")(positional).submission(2), {"arguments": {"b": 2}}),
+        (lambda queue: queue.job(model="m")(variable).submission(1, x=2), {"arguments": {"x": 2}, "positional": [1]}),
+        (lambda queue: queue.job()(variable).submission(x=2), {"arguments": {"x": 2}}),
+    ],
+)
+def test_call_is_stored_so_that_the_function_gets_it(
+    submitted: Callable[[Queue], Submission], payload: dict[str, Any]
+) -> None:
+    queue = Queue("sqlite:///nowhere")
+    queue.model("m")(lambda: "model")
+
+    found = dict(submitted(queue).payload)
+
+    task = queue._tasks[found.pop("task")]
+    assert found == payload
+    model = ["model"] if task.template.model else []
+    task.function(*model, *found.get("positional", []), **found["arguments"])
+
+
+def plain(a: Any, b: Any = 0, *, c: Any = 0, **more: Any) -> None: ...
+
+
+def positional(a: Any, /, b: Any) -> None: ...
+
+
+def variable(*args: Any, **kwargs: Any) -> None: ...
+
+
+def test_result_is_what_the_function_returned_and_raises_its_failure(tasks: Any, work: Start) -> None:
+    returned, failed, cut = tasks.paint.submit("a cat"), tasks.fail.submit(), tasks.echo.submit("nan")
+    work("--jobs-max", "3")
+
+    assert returned.result(timeout_s=30) == {"picture": "a cat.png", "inputs": []}
+    with pytest.raises(JobFailedError, match="RuntimeError: out of memory"):
+        failed.result(timeout_s=30)
+    with pytest.raises(ResultError, match=r"job 3 completed: result kept in part: .*; wait\(\) returns the part"):
+        cut.result(timeout_s=30)
+    assert cut.wait() == {"loss": None}
+    with pytest.raises(JobTimeoutError):
+        tasks.echo.submit("nan").result(timeout_s=0.1)
 
 
 def test_outside_a_worker_a_job_is_its_function_and_current_raises(tasks: Any) -> None:
