@@ -83,7 +83,8 @@ def lock_data_dir(data: Path, *, say: Callable[[str], None]) -> Iterator[None]:
         except BlockingIOError:
             pid = os.pread(lock, 20, 0).decode().strip() or "unknown"
             raise DataDirError(
-                f"another `gpuwarden up` (pid {pid}) runs on {data}: stop it first, or choose another --data-dir"
+                f"another `gpuwarden up` (pid {pid}) runs on {data}. One guards all workers of a host: see `gpuwarden "
+                f"status`, or end it first (kill {pid})"
             ) from None
         os.truncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -35,7 +36,9 @@ import httpx
 
 from deploy.standalone import debian_packages, package_data, ports
 from deploy.standalone.config_files import Intervals, alertmanager_config, prometheus_config, web_config
+from deploy.standalone.worker_pools import WorkerPool
 from gpuwarden import clock
+from gpuwarden.db import running_up
 from gpuwarden.docs_pages import RUNBOOKS
 from gpuwarden.files import atomic_write
 from gpuwarden.procfs import ProcessId
@@ -43,6 +46,8 @@ from gpuwarden.settings import services
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S: Final = 30.0
+IMPORT_TIMEOUT_S: Final = 300.0
+"""Time for a worker to import its module, seconds."""
 STOP_TIMEOUT_S: Final = 10.0
 STOP_GRACE_S: Final = 10.0
 """Default of the executor, seconds."""
@@ -80,6 +85,7 @@ class Plan:
         execute: executor settings that differ from the defaults.
         watchdog_url: receives the watchdog alert too.
         parts_dir: programs that are not installed; `fetch` unpacks missing ones there.
+        workers: workers that run with the chain.
     """
 
     work: Path
@@ -103,6 +109,12 @@ class Plan:
     metrics_bytes: int = 2 * 2**30
     parts_dir: Path = debian_packages.PARTS_DIR
     fetch: bool = True
+    workers: Sequence[WorkerPool] = ()
+
+    @property
+    def parts(self) -> list[str]:
+        """All parts, in stop order."""
+        return [*(pool.part for pool in self.workers), *PARTS]
 
 
 def add_systemd_units(parser: argparse.ArgumentParser) -> None:
@@ -202,6 +214,10 @@ class Chain:
             self._await("execute", self._executor_beats)
             self._await("alertmanager", self._answers(f"{self.alertmanager_url}/-/ready"))
             self._await("prometheus", self._answers(f"{self.prometheus_url}/-/ready"))
+            for pool in self.plan.workers:
+                self.start(pool.part)
+                started = partial(pool.is_started, self.directory, self.pid(pool.part))
+                self._await(pool.part, started, timeout_s=IMPORT_TIMEOUT_S)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -211,7 +227,7 @@ class Chain:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         """Stop all parts."""
-        for name in PARTS:
+        for name in self.plan.parts:
             self.stop(name)
         self.http.close()
 
@@ -223,6 +239,16 @@ class Chain:
             "execute": self.start_executor,
             "alertmanager": self._start_alertmanager,
             "prometheus": self._start_prometheus,
+            **{
+                pool.part: partial(
+                    self._start,
+                    pool.part,
+                    _gpuwarden(*pool.arguments),
+                    folder=Path.cwd(),
+                    environment=pool.environment(queue_url=self.queue_url, directory=self.directory),
+                )
+                for pool in self.plan.workers
+            },
         }
         starts[name]()
 
@@ -307,8 +333,11 @@ class Chain:
             process.wait()
 
     def ended(self) -> dict[str, int]:
-        """Exit codes of parts that exited on their own."""
+        """Exit codes of parts that exited on their own. Workers that were drained are none."""
         polled = {name: process.poll() for name, process in self._running.items()}
+        for pool in self.plan.workers:
+            if polled.get(pool.part) == 0:
+                del polled[pool.part]
         return {name: code for name, code in polled.items() if code is not None}
 
     def check(self) -> None:
@@ -391,15 +420,22 @@ class Chain:
             ],
         )
 
-    def _start(self, name: str, argv: list[str]) -> None:
+    def _start(
+        self,
+        name: str,
+        argv: list[str],
+        *,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         with self.log_file(name).open("ab") as log:
             self._running[name] = subprocess.Popen(
                 [*_end_with_parent(), *argv],
-                env=debian_packages.env_for_parts(parts_dir=self.plan.parts_dir),
+                env=environment or debian_packages.env_for_parts(parts_dir=self.plan.parts_dir),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                cwd=self.plan.work,
+                cwd=folder or self.plan.work,
                 # Ctrl-C reaches only the parent, which stops the parts in order.
                 start_new_session=True,
             )
@@ -411,12 +447,12 @@ class Chain:
     def _program(self, name: str) -> Path:
         return debian_packages.find(name, parts_dir=self.plan.parts_dir, fetch=self.plan.fetch)
 
-    def _await(self, name: str, ready: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + START_TIMEOUT_S
+    def _await(self, name: str, ready: Callable[[], bool], *, timeout_s: float = START_TIMEOUT_S) -> None:
+        deadline_s = time.monotonic() + timeout_s
         while not ready():
             self.check()
             if time.monotonic() > deadline_s:
-                raise ChainError(f"{name} did not answer within {START_TIMEOUT_S:.0f} s:\n{self.log_tail(name)}")
+                raise ChainError(f"{name} did not answer within {timeout_s:.0f} s:\n{self.log_tail(name)}")
             time.sleep(0.05)
 
     def _answers(self, url: str) -> Callable[[], bool]:
@@ -465,9 +501,19 @@ def _check_port(part: str, wanted: int) -> None:
     try:
         ports.check(wanted)
     except OSError as error:
+        if _is_of_up(wanted):
+            raise ChainError(
+                f"port {wanted} of {part} is in use by another `gpuwarden up`. One guards all workers of a host: see "
+                "`gpuwarden status`, or end it first"
+            ) from None
         service = _SERVICES.get(part)
         disable = f" (Debian's service: systemctl disable --now {service})" if service else ""
         raise ChainError(
-            f"port {wanted} of {part} cannot be used ({error.strerror}): stop its listener{disable}, "
-            f"or set another --{part}-port"
+            f"port {wanted} of {part} cannot be used ({error.strerror}): stop its listener{disable}, perhaps a "
+            f"`gpuwarden up` of another user, or set another --{part}-port"
         ) from None
+
+
+def _is_of_up(port: int) -> bool:
+    """Whether this user's running `gpuwarden up` has the port."""
+    return any(str(port) == value.rpartition(":")[2] for value in running_up.of_up(os.environ).values())

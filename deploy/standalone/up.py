@@ -27,7 +27,6 @@ from deploy.standalone.docker_socket import Engine, NoEngine, reachable_engine
 from deploy.standalone.episode_lines import EpisodeLines
 from deploy.standalone.log_rotation import rotate
 from deploy.standalone.stack import (
-    PARTS,
     PORTS,
     Chain,
     ChainError,
@@ -37,9 +36,10 @@ from deploy.standalone.stack import (
     add_watchdog,
 )
 from deploy.standalone.supervisor import Supervisor
+from deploy.standalone.worker_pools import add_workers, with_gpus
 from gpuwarden.db import running_up
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import Parser, printable, show
+from gpuwarden.format import Parser, count_of, printable, show
 
 CHECK_S: Final = 0.5
 """Interval of the supervisor, seconds."""
@@ -127,7 +127,12 @@ class _Output:
 
 def command(argv: list[str] | None = None) -> int:
     """Run `gpuwarden up`."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        arguments.worker = with_gpus(arguments.worker, arguments.gpus)
+    except ValueError as error:
+        parser.error(str(error))
     stop = _StopSignal()
     output = _Output(arguments.data_dir)
     try:
@@ -172,7 +177,7 @@ def _watch(chain: Chain, stop: _StopSignal, output: _Output, episodes: EpisodeLi
         if now_s - housekeeping_s < HOUSEKEEPING_S:
             continue
         housekeeping_s = now_s
-        for log in (output.log, *map(chain.log_file, PARTS)):
+        for log in (output.log, *map(chain.log_file, chain.plan.parts)):
             with suppress(OSError):  # no space for a copy: retry later
                 rotate(log)
         if look_for_docker and chain.plan.docker is None:
@@ -209,6 +214,7 @@ def _plan(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
         intervals=Intervals(evaluate_s=arguments.evaluation_interval_s),
         parts_dir=data / "parts" if package_data.CHECKOUT is None else debian_packages.PARTS_DIR,
         fetch=arguments.fetch_parts,
+        workers=arguments.worker,
         ports={part: getattr(arguments, f"{part}_port") for part in PORTS},
     )
 
@@ -265,6 +271,8 @@ def _announce(chain: Chain, engine: Engine | NoEngine, output: _Output) -> None:
         ("data, logs", f"{plan.work}, {plan.work / 'log'}"),
     ):
         output(f"{name:13} {text}")
+    for pool in plan.workers:
+        output(f"{'running':13} {count_of(pool.count, 'worker')} of {pool.handler}, log {chain.log_file(pool.part)}")
     output("ready; Ctrl-C stops all parts")
 
 
@@ -312,6 +320,7 @@ def _parser() -> argparse.ArgumentParser:
         default="none",
         help="Podman socket, for example unix:///run/podman/podman.sock, or 'none' (default: %(default)s)",
     )
+    add_workers(parser)
     add_systemd_units(parser)
     add_watchdog(parser)
     add_evaluation_interval(parser)

@@ -90,7 +90,7 @@ def command(argv: list[str]) -> int:
 
 
 def _run_pool(parser: argparse.ArgumentParser, arguments: argparse.Namespace, argv: list[str]) -> int:
-    gpus = _gpus(arguments.gpus) if "--gpus" in argv else ()
+    gpus = _named(arguments.gpus or "")
     count: int = arguments.processes
     if gpus and len(gpus) != count:
         parser.error(f"--gpus names {len(gpus)} GPUs for {count} processes: name one for each")
@@ -112,7 +112,7 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
         Settings,
         queue=arguments.queue or (body.name if isinstance(body, Queue) else "gpu"),
         host=host_key(directory),
-        gpus=_gpus(arguments.gpus),
+        gpus=tuple(filter(is_gpu, _named(gpus_named(os.environ) if arguments.gpus is None else arguments.gpus))),
     )
     if settings.logs is not None:
         job_logs.check_folder(settings.logs)
@@ -174,9 +174,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--subdirectory", default=env.get("GPUWARDEN_SUBDIRECTORY"),
                         help="the container's folder in --runtime-dir; default: the worker's name")  # fmt: skip
-    parser.add_argument("--gpus", default=gpus_named(env), metavar="UUID,...",
-                        help="its GPUs, for quarantines; default: $GPUWARDEN_GPUS, else the UUIDs in "
-                             "$CUDA_VISIBLE_DEVICES or $NVIDIA_VISIBLE_DEVICES")  # fmt: skip
+    parser.add_argument("--gpus", metavar="GPU,...",
+                        help="UUIDs of its GPUs, for quarantines; default: $GPUWARDEN_GPUS, else the UUIDs in "
+                             "$CUDA_VISIBLE_DEVICES or $NVIDIA_VISIBLE_DEVICES. With --processes the UUID or index of "
+                             "one GPU for each")  # fmt: skip
     parser.add_argument("--lease-s", type=float, default=LEASE_S,
                         help="seconds until a claim ends without renewal, at least three heartbeats. On PostgreSQL the "
                              "worker stops after this time without renewal. With several hosts keep it 120 s above "
@@ -203,9 +204,8 @@ def _count(given: str) -> int:
     return int(given)
 
 
-def _gpus(text: str) -> tuple[str, ...]:
-    given = (each.strip() for each in text.split(","))
-    return tuple(each for each in given if is_gpu(each))
+def _named(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
 
 
 def find_body(target: str) -> Body:

@@ -119,8 +119,9 @@ def test_workers_whose_supervisor_was_killed_end(tmp_path: Path) -> None:
         eventually(lambda: not Path("/proc", str(pid)).exists() or procfs.is_zombie(pid), "the worker ends")
 
 
-def test_gpus_are_one_for_each_process(tmp_path: Path) -> None:
-    with pool(tmp_path, "--processes", "2", "--gpus", "GPU-1,GPU-2,GPU-3") as process:
+@pytest.mark.parametrize("gpus", [("--gpus", "GPU-1,GPU-2,GPU-3"), ("--gpus=GPU-1,GPU-2,GPU-3",), ("--gpus", "0,1,2")])
+def test_gpus_are_one_for_each_process(tmp_path: Path, gpus: tuple[str, ...]) -> None:
+    with pool(tmp_path, "--processes", "2", *gpus) as process:
         said = process.communicate(timeout=20)[0]
 
     assert process.returncode == 2
