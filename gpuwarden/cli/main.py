@@ -27,6 +27,7 @@ _OWN: Final[Mapping[str, str]] = {
     "queue": "gpuwarden.cli.queue:command",
     "events": "gpuwarden.cli.events:command",
     "gpu": "gpuwarden.cli.gpu:command",
+    "host": "gpuwarden.cli.host:command",
     "init-db": "gpuwarden.cli.init_db:command",
 }
 HELP: Final[Mapping[str, str]] = {
@@ -44,6 +45,7 @@ HELP: Final[Mapping[str, str]] = {
     "resume": "end a pause",
     "breaker": "close the circuit breaker",
     "gpu": "quarantine, release and list GPUs",
+    "host": "enrol hosts; list, rotate and revoke their tokens",
     "job": "submit, list, wait for, cancel, block or requeue jobs",
     "runs": "submit, list, show and cancel runs of jobs",
     "wrangle": "find faulty workers and jobs from failed items",

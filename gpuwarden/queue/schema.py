@@ -214,6 +214,23 @@ QUARANTINED_GPUS = Table(
     Column("reason", String, nullable=False),
 )
 
+# Tokens of hosts for the gateway.
+HOST_TOKENS = Table(
+    "host_tokens",
+    METADATA,
+    Column("token_id", String, primary_key=True),  # a part of the token
+    Column("token_hash", String, nullable=False),  # SHA-256 of the token
+    Column("host", String, nullable=False),
+    Column("scopes", String, nullable=False),  # see gpuwarden.queue.hosts.tokens.Scope, with commas
+    Column("created_at", Float, nullable=False),
+    Column("last_seen_at", Float),
+    # Valid before. Null: no end is set, which one token of a host has.
+    Column("revoked_at", Float),
+    partial_index(
+        "host_tokens_by_host", "host", sqlite="revoked_at IS NULL", postgresql="revoked_at IS NULL", unique=True
+    ),
+)
+
 # The outbox, written by the transaction that ends a job or a run.
 OUTBOX_EVENTS = Table(
     "outbox_events",

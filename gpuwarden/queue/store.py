@@ -15,9 +15,10 @@ from gpuwarden.queue.claims import Claims
 from gpuwarden.queue.counts import Counts
 from gpuwarden.queue.fencing import Fencing
 from gpuwarden.queue.gpu_quarantine import GpuQuarantine
+from gpuwarden.queue.hosts.lost_hosts import LostHosts
+from gpuwarden.queue.hosts.tokens import HostTokens
 from gpuwarden.queue.items.failures import ItemFailures
 from gpuwarden.queue.items.items import Items
-from gpuwarden.queue.lost_hosts import LostHosts
 from gpuwarden.queue.models import Job, UnknownJobError, to_job
 from gpuwarden.queue.outbox import Outbox
 from gpuwarden.queue.queries import Queries
@@ -60,6 +61,11 @@ class JobStore:
     def shared(self) -> bool:
         """Whether other hosts use this queue. Then it can go on without this host."""
         return is_shared(self._engine)
+
+    @property
+    def host_tokens(self) -> HostTokens:
+        """Tokens of hosts."""
+        return HostTokens(self._engine)
 
     def now(self) -> float:
         """The clock of the leases, Unix seconds.

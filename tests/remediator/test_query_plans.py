@@ -19,8 +19,9 @@ from gpuwarden.queue import schema as queue_schema
 from gpuwarden.queue.claims import Claims
 from gpuwarden.queue.counts import Counts
 from gpuwarden.queue.fencing import Fencing
+from gpuwarden.queue.hosts.lost_hosts import LostHosts
+from gpuwarden.queue.hosts.tokens import HostTokens, Scope
 from gpuwarden.queue.items.items import Items
-from gpuwarden.queue.lost_hosts import LostHosts
 from gpuwarden.queue.outbox import Outbox
 from gpuwarden.queue.sweeps import Sweeps
 from remediator.executor import housekeeping
@@ -39,7 +40,7 @@ from tests.remediator.world import Box, World
 
 GROWS: Final = frozenset(
     {
-        *("jobs", "runs", "outbox_events", "dependencies", "items", "item_outcomes"),
+        *("jobs", "runs", "outbox_events", "dependencies", "items", "item_outcomes", "host_tokens"),
         *("episodes", "alerts", "journal", "intents", "run_decisions", "used_intent_keys"),
     }
 )
@@ -60,6 +61,7 @@ COARSE: Final = ("(kind=?)", "(state=?)", "(stage=?)", "(host=?)", "(queue=?)", 
 
 BY_OPERATORS: Final = {
     Fencing: {"dead_workers"},
+    HostTokens: {"enrol", "rotate", "revoke", "rows"},
     Items: {"reset", "of_run", "counts"},
     Outbox: {"events_of", "consumers"},
     Counts: {"ended"},
@@ -183,6 +185,8 @@ def fill(store: JobStore, ledger: Ledger) -> None:
         " SELECT 'run ' || job_id, 'item', 1, 'done', job_id, 1, ended_at FROM jobs",
         "INSERT INTO item_outcomes (run_id, item, outcome, job_id, attempt, host, worker, at)"
         " SELECT 'run ' || job_id, 'item', 'done', job_id, 1, 'old', 'old', ended_at FROM jobs",
+        "INSERT INTO host_tokens (token_id, token_hash, host, scopes, created_at)"
+        " SELECT 'id ' || job_id, '', 'host ' || job_id, 'queue', ended_at FROM jobs",
     )
     run(
         ledger._engine,
@@ -340,11 +344,13 @@ def test_each_reference_to_a_table_that_grows_has_an_index(tables: MetaData) -> 
 @pytest.mark.both_databases
 def test_no_statement_of_workers_or_sweeps_scans_what_grows(store: JobStore, ledger: Ledger) -> None:
     fill(store, ledger)
-    parts = (Claims, Fencing, Items, LostHosts, Sweeps, Outbox, Counts)
+    token = store.host_tokens.enrol(HOST, now=OLD)
+    parts = (Claims, Fencing, HostTokens, Items, LostHosts, Sweeps, Outbox, Counts)
     with called(*parts) as names, recorded(store._engine, ledger._engine) as found:
         work(store)
         tend(store)
         scrape(store, ledger)
+        assert store.host_tokens.verify(token, Scope.QUEUE, store.now()) == HOST
 
     assert names == {f"{kind.__name__}.{name}" for kind in parts for name in public(kind)}
     assert_no_scans(found)

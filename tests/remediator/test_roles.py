@@ -71,6 +71,21 @@ def test_role_of_the_queue_cannot_write_the_ledger(roles: tuple[str, str], state
 
 
 @pytest.mark.needs_postgres
+def test_role_of_the_queue_enrols_hosts_and_that_of_the_ledger_does_not(
+    roles: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue, ledger = roles
+
+    assert main(["host", "enrol", "box1", "--queue-db", queue]) == 0
+    assert capsys.readouterr().out.startswith("gpuwarden_host_")
+
+    for act in (["enrol", "box2"], ["rotate", "box1"], ["list"]):
+        assert main(["host", *act, "--queue-db", of_role(queue, ledger)]) == 1
+        out, err = capsys.readouterr()
+        assert (out, "permission denied for database" in err) == ("", True)
+
+
+@pytest.mark.needs_postgres
 def test_programs_refuse_one_role_for_queue_and_ledger(
     roles: tuple[str, str], runtime_dir: Any, run_until_sigterm: Callable[..., int]
 ) -> None:

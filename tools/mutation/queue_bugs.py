@@ -12,7 +12,7 @@ from gpuwarden.job import FINAL, JobId, Kind, Move, State
 from gpuwarden.queue import Event, claims, runs, sql
 from gpuwarden.queue.admin import Admin
 from gpuwarden.queue.fencing import Fencing
-from gpuwarden.queue.lost_hosts import LostHosts
+from gpuwarden.queue.hosts.lost_hosts import LostHosts
 from gpuwarden.queue.outbox import Outbox
 from gpuwarden.queue.schema import CONSUMERS, DEPENDENCIES, JOBS, QUARANTINED_GPUS, QUEUE
 

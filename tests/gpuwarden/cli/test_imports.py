@@ -52,7 +52,8 @@ def test_help_imports_neither_a_database_nor_a_client() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["job list", "queue list", "runs list", "worker list", "gpu list", "wrangle list", "events me"]
+    "command",
+    ["job list", "queue list", "runs list", "worker list", "gpu list", "host list", "wrangle list", "events me"],
 )
 def test_commands_of_the_queue_import_no_client(command: str, databases: dict[str, str]) -> None:
     found = imported(command, databases)

@@ -60,6 +60,8 @@ ASKS = (
     ["worker", "list"],
     ["worker", "list", "--dead"],
     ["gpu", "list"],
+    ["host", "list"],
+    ["host", "show", HOST],
     ["events", "c"],
 )
 
@@ -89,6 +91,9 @@ CHANGES = (
     ["worker", "drain", "w", "--host", HOST],
     ["gpu", "quarantine", "GPU-1", "--host", HOST],
     ["gpu", "release", "GPU-1"],
+    ["host", "enrol", HOST],
+    ["host", "rotate", HOST],
+    ["host", "revoke", HOST],
     ["wrangle", "apply", "r"],
     ["wrangle", "enable", "r"],
     ["wrangle", "disable", "r"],

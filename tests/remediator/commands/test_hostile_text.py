@@ -45,6 +45,7 @@ COMMANDS: Sequence[Sequence[str]] = (
     ["queue", "list"], ["queue", "set", HOSTILE, "--budget-s", "1"], ["queue", "unset", "x" + HOSTILE],
     ["events", "c"], ["events", HOSTILE], ["gpu", "list"], ["gpu", "release", HOSTILE],
     ["gpu", "quarantine", "GPU-" + HOSTILE], ["worker", "list"], ["worker", "list", "--dead"],
+    ["host", "list"], ["host", "show", HOST], ["host", "enrol", HOSTILE], ["host", "rotate", HOST, "--scopes", HOSTILE],
     ["worker", "lock", HOSTILE, "--host", HOSTILE], ["worker", "unlock", HOSTILE, "--host", HOSTILE],
     ["worker", "drain", "x", "--host", HOSTILE], ["status"], ["status", "--host", HOSTILE],
     ["ledger", "list"], ["ledger", "show", "1"], ["ledger", "capture", "1"], ["ledger", "refused"],
@@ -84,6 +85,7 @@ def hostile(
         QueueSettings(queue="gpu", job_class=JobClass.GPU, budget_s=None, lost_hold_s=None, set_at=NOW, set_by="a")
     )
     store.gpu_quarantine.quarantine(["GPU-1"], host=HOST, worker="w", reason="r", now=NOW)
+    store.host_tokens.enrol(HOST, now=NOW)
     done = store.runs.submit(Submission(queue="other"), now=NOW)
     store.admin.cancel(done, reason="r", now=NOW)
     ledger.inbox.accept([alert()], [], now=NOW)

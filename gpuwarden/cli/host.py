@@ -1,0 +1,159 @@
+"""`gpuwarden host`: enrol hosts, and list, rotate and revoke their tokens."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any
+
+from gpuwarden.cli.acts import add_act, add_json
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.format import Parser, format_duration, format_time, nearest, show, show_json, table
+from gpuwarden.queue import JobStore
+from gpuwarden.queue.hosts.tokens import GRACE_MAX_S, HostToken, Scope
+from gpuwarden.queue.open import current, existing
+from gpuwarden.state_file import StateFileError, check_name
+
+
+def command(argv: list[str]) -> int:
+    """`gpuwarden host`."""
+    arguments = _parser().parse_args(argv)
+    asks = arguments.act in (_list, _show)
+    with closing((existing if asks else current)(arguments.queue_db)) as store:
+        code: int = arguments.act(store, arguments)
+    return code
+
+
+def _enrol(store: JobStore, arguments: argparse.Namespace) -> int:
+    token = store.host_tokens.enrol(arguments.host, scopes=arguments.scopes, now=store.now())
+    return _hand_out(token, arguments.host, f"{arguments.host} is enrolled for {' and '.join(arguments.scopes)}")
+
+
+def _rotate(store: JobStore, arguments: argparse.Namespace) -> int:
+    grace_s = arguments.grace_s
+    token = store.host_tokens.rotate(arguments.host, scopes=arguments.scopes, grace_s=grace_s, now=store.now())
+    ends = f"ends in {format_duration(grace_s)}" if grace_s else "has ended"
+    return _hand_out(token, arguments.host, f"{arguments.host} has a new token, and the old one {ends}")
+
+
+def _hand_out(token: str, host: str, what: str) -> int:
+    """Print a token alone on stdout, so that a file can take it."""
+    try:
+        show(token, flush=True)
+    except OSError as error:
+        again = f"make another with `gpuwarden host rotate {host}`"
+        raise GpuwardenError(f"{what}, but the token cannot be printed ({error.strerror}): {again}") from None
+    show(f"gpuwarden host: {what}; the token is shown only now", file=sys.stderr)
+    return 0
+
+
+def _revoke(store: JobStore, arguments: argparse.Namespace) -> int:
+    if store.host_tokens.revoke(arguments.host, now=store.now()):
+        show(f"{arguments.host} is revoked: the gateway refuses its token")
+        return 0
+    show(f"gpuwarden host: {arguments.host} has no valid token: see `gpuwarden host list`", file=sys.stderr)
+    return 1
+
+
+def _list(store: JobStore, arguments: argparse.Namespace) -> int:
+    found, now = store.host_tokens.rows(), store.now()
+    if arguments.json:
+        for each in found:
+            show_json(_json_of(each, now))
+    elif found:
+        rows = [(each.host, _state(each, now), *_figures(each, now)) for each in found]
+        show(*table(("HOST", "STATE", "SCOPES", "CREATED", "SEEN"), rows))
+    else:
+        show("no host is enrolled: `gpuwarden host enrol NAME` makes its token", file=sys.stderr)
+    return 0
+
+
+def _show(store: JobStore, arguments: argparse.Namespace) -> int:
+    found, now = store.host_tokens.rows(arguments.host), store.now()
+    if not found:
+        raise GpuwardenError(f"{arguments.host} is not enrolled: see `gpuwarden host list`")
+    if arguments.json:
+        show_json({"host": arguments.host, "tokens": [_json_of(each, now) for each in found]})
+    else:
+        show(*_page(arguments.host, found, now))
+    return 0
+
+
+def _page(host: str, tokens: list[HostToken], now: float) -> Iterator[str]:
+    yield f"{'host':9}{host}"
+    for each in tokens:
+        scopes, created, seen = _figures(each, now)
+        yield f"{'token':9}{each.token_id}, {_state(each, now)}"
+        for name, value in (("scopes", scopes), ("created", created), ("seen", seen)):
+            yield f"{name:9}{value}"
+
+
+def _figures(token: HostToken, now: float) -> tuple[str, str, str]:
+    seen = "never" if token.last_seen_at is None else f"{format_duration(now - token.last_seen_at)} ago"
+    return ", ".join(token.scopes), format_time(token.created_at), seen
+
+
+def _state(token: HostToken, now: float) -> str:
+    if token.revoked_at is None:
+        return "valid"
+    return f"{'replaced, valid until' if token.is_valid(now) else 'revoked'} {format_time(token.revoked_at)}"
+
+
+def _json_of(token: HostToken, now: float) -> dict[str, Any]:
+    return {**asdict(token), "valid": token.is_valid(now)}
+
+
+def _host(text: str) -> str:
+    try:
+        return check_name(text, what="host")
+    except StateFileError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _scopes(text: str) -> tuple[Scope, ...]:
+    named = [each.strip() for each in text.split(",")]
+    for each in named:
+        if each not in set(Scope):
+            problem = f"scope {each[:80]!a} is unknown{nearest(each, set(Scope)) or ': use ' + ','.join(Scope)}"
+            raise argparse.ArgumentTypeError(problem)
+    return tuple(each for each in Scope if each in named)
+
+
+def _grace_s(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= GRACE_MAX_S:
+        raise argparse.ArgumentTypeError(f"{text!a} is invalid: use seconds from 0 to {GRACE_MAX_S:.0f}")
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="gpuwarden host",
+        description="Hosts that use the gateway, each with its own token. The queue keeps a hash of each token.",
+    )
+    acts = parser.add_subparsers(required=True)
+    scopes = f"what the token allows, with commas: {', '.join(Scope)}"
+
+    enrolling = add_act(acts, "enrol", _enrol, "make the token of a host, and print it once")
+    enrolling.add_argument("--scopes", type=_scopes, default=tuple(Scope), help=f"{scopes}; default: all")
+
+    listing = add_act(acts, "list", _list, "list hosts with the last use of their tokens")
+    add_json(listing, "print one JSON object per line; times are Unix seconds")
+
+    showing = add_act(acts, "show", _show, "show the tokens of a host, without their secrets")
+    add_json(showing, "print one JSON object; times are Unix seconds")
+
+    rotating = add_act(acts, "rotate", _rotate, "make a new token of a host, print it once, and end the old one")
+    rotating.add_argument("--scopes", type=_scopes, help=f"{scopes}; default: those of the old token")
+    rotating.add_argument(
+        "--grace-s", type=_grace_s, default=0.0, metavar="SECONDS", help="how long the old token stays valid, seconds"
+    )
+
+    revoking = add_act(acts, "revoke", _revoke, "end all tokens of a host at once; exit code 1 if it has none")
+    for act in (enrolling, showing, rotating, revoking):
+        act.add_argument("host", metavar="NAME", type=_host, help="host key of the host, as in its file `host`")
+    return parser

@@ -1,0 +1,1 @@
+"""Lost hosts, and the tokens of hosts."""
