@@ -109,12 +109,13 @@ class Run:
         """Say what ends the command, and who watches it."""
         say(f"worker {self._name}, state files in {self._reporter.folder}")
         limits = self._limits
-        budget = f"it has run for {format_duration(limits.budget_s)}" if limits.budget_s else ""
-        window_s = limits.health_window_s
-        health = f"its GPU idles for {format_duration(window_s)}" if window_s else ""
-        steps = "its output has steps and then none" if self._pattern else "its Reporter() reports steps and then none"
-        stalls = f"{steps} for {format_duration(limits.stall_timeout_s)}" if limits.stall_timeout_s else ""
-        say("it is ended when " + ", or ".join(each for each in (budget, stalls, health) if each))
+        if limits.budget_s:
+            say(f"it is ended when it has run for {format_duration(limits.budget_s)}")
+        steps = "its output has steps" if self._pattern else "its Reporter() reports steps"
+        ends = [f"{steps} and then none for {format_duration(limits.stall_timeout_s)}"]
+        if limits.health_window_s:
+            ends.append(f"its GPU idles for {format_duration(limits.health_window_s)}")
+        say(f"after its first use of a GPU it is ended when {', or '.join(ends)}")
         if not limits.health_window_s:
             say("without steps, an idle GPU raises an alert only: --health-window-s 600 ends it too")
         executor = files.read_executor(self._directory)

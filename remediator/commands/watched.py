@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpuwarden.format import count_of, format_duration, printable
+from gpuwarden.job import JobClass
 
-QUERY: Final = '{__name__=~"gpuwarden_(gpu_info|worker_info|worker_alive|job_id|job_phase|job_step_beat_age_seconds)"}'
+QUERY: Final = (
+    '{__name__=~"gpuwarden_(gpu_info|worker_info|worker_alive|job_id|job_info|job_phase|job_step_beat_age_seconds)"}'
+)
 """Series that list GPUs and workers."""
 
 LISTED_MAX: Final = 50
@@ -24,6 +27,7 @@ class WatchedWorker:
     job: int | None = None
     phase: str | None = None
     step_beat_age_s: float | None = None
+    job_class: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +77,7 @@ def list_watched(hosts: Sequence[WatchedHost]) -> Iterator[str]:
 def _worker(slot: tuple[str, str, str], series: Mapping[str, tuple[Mapping[str, str], float]]) -> WatchedWorker:
     _, worker, container = slot
     alive, job = series.get("gpuwarden_worker_alive"), series.get("gpuwarden_job_id")
+    info = series.get("gpuwarden_job_info")
     phase, age = series.get("gpuwarden_job_phase"), series.get("gpuwarden_job_step_beat_age_seconds")
     if alive is None:
         state = "unknown"
@@ -87,6 +92,7 @@ def _worker(slot: tuple[str, str, str], series: Mapping[str, tuple[Mapping[str, 
         job=None if job is None else int(job[1]),
         phase=None if phase is None else phase[0].get("phase"),
         step_beat_age_s=None if age is None or math.isnan(age[1]) else age[1],
+        job_class=None if info is None else info[0].get("job_class"),
     )
 
 
@@ -96,4 +102,6 @@ def _describe(worker: WatchedWorker) -> str:
         said += [f"job {worker.job}", f"phase {printable(worker.phase or 'unknown')}"]
         age_s = worker.step_beat_age_s
         said.append("no step beat yet" if age_s is None else f"last step beat {format_duration(age_s)} ago")
+        if worker.job_class == JobClass.CPU:
+            said.append("no GPU used: only its budget ends it")
     return ", ".join(said)

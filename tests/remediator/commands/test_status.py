@@ -406,11 +406,13 @@ def test_status_lists_hosts_gpus_and_workers(ask: Callable[..., Said], parts: Pa
         *(series("gpu_info", "1", gpu=f"GPU-{n}") for n in range(2)),
         series("worker_alive", "1", **job),
         series("job_id", "7", attempt="1", incarnation="i", **job),
+        series("job_info", "1", job_class="gpu", **job),
         series("job_phase", "1", phase="step", **job),
         series("job_step_beat_age_seconds", "156", **job),
         series("worker_alive", "1", worker="w2", container=""),
         series("job_id", "8", attempt="1", incarnation="i", worker="w2", container=""),
         series("job_phase", "1", phase="load", worker="w2", container=""),
+        series("job_info", "1", job_class="cpu", worker="w2", container=""),
         series("job_step_beat_age_seconds", "NaN", worker="w2", container=""),
         series("worker_alive", "1", worker="w3", container=""),
         series("worker_alive", "0", worker="w4", container=""),
@@ -425,7 +427,7 @@ def test_status_lists_hosts_gpus_and_workers(ask: Callable[..., Said], parts: Pa
     start = lines.index("watched   box1: 2 GPUs, 5 workers")
     assert lines[start + 1 : start + 7] == [
         "  w1 running, job 7, phase step, last step beat 2 min 36 s ago",
-        "  w2 running, job 8, phase load, no step beat yet",
+        "  w2 running, job 8, phase load, no step beat yet, no GPU used: only its budget ends it",
         "  w3 idle",
         "  w4 dead",
         "  w5\\x1b unknown",
