@@ -17,7 +17,7 @@ from typing import Final
 
 import httpx
 
-from bench import chain, corpus, exporter, queue, remediator, rules, scrape, step, webhook
+from bench import chain, corpus, exporter, queue, remediator, rules, run, scrape, step, webhook
 from bench.chaos import measure as chaos
 from bench.exporter import soak, turns
 from bench.figures import BenchError, Figure, Place, print_text, progress, table
@@ -41,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     parts: Mapping[str, Callable[[list[Place]], Iterable[Figure]]] = {
         "corpus": lambda _: corpus.measure(),
         "step": step.measure,
+        "run": lambda places: run.measure(places[0]),
         "exporter": lambda places: scrape.measure(places[0]),
         "host": lambda places: exporter.measure(places[0]),
         "peers": lambda places: turns.measure(places[0]),

@@ -9,7 +9,6 @@ import gc
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 from typing import Final
 
 from gpuwarden import __version__
@@ -63,6 +62,9 @@ _EXTRAS: Final[Mapping[str, str]] = {"gpuwarden": "jobs", "deploy": "exporter,re
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    given = sys.argv[1:] if argv is None else argv
+    if given and given[0] in _OWN:
+        return _run(given[0], _OWN[given[0]], given[1:])
     known = commands()
     listing = "\n".join(f"  {name:12}{HELP.get(name, '')}" for name in known)
     parser = Parser(
@@ -74,16 +76,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"gpuwarden {__version__}")
     parser.add_argument("command", metavar="COMMAND", nargs="?", choices=list(known), help="one of the commands below")
     parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="the command's own arguments")
-    given = sys.argv[1:] if argv is None else argv
     chosen = parser.parse_args(given)
     if chosen.command is None:
         parser.print_help(sys.stderr)
         return 2
+    arguments = given[given.index(chosen.command) + 1 :]  # with a leading --
+    return _run(chosen.command, known[chosen.command], arguments)
+
+
+def _run(name: str, target: str, arguments: list[str]) -> int:
     try:
-        command = load(known[chosen.command])
-        return command(given[given.index(chosen.command) + 1 :])  # with a leading --
+        return load(target)(arguments)
     except GpuwardenError as error:
-        show(*f"gpuwarden {chosen.command}: {error}".split("\n"), file=sys.stderr)
+        show(*f"gpuwarden {name}: {error}".split("\n"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -94,6 +99,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def commands() -> dict[str, str]:
     """Each command, and `module:function` that runs it, in the order of the list."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - it takes as long as `run`'s own start
+
     found = {entry.name: entry.value for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
     every = {**_OWN, **found}
     order = list(HELP)

@@ -8,6 +8,7 @@ import select
 import termios
 from collections.abc import Callable
 from contextlib import suppress
+from selectors import EVENT_READ, EVENT_WRITE
 from typing import Final
 
 READ_BYTES: Final = select.PIPE_BUF
@@ -39,10 +40,9 @@ class Output:
         self._terminals: list[int] = []
         self.given = self._open(1), self._open(2)
 
-    @property
-    def readable(self) -> list[int]:
-        """The descriptors to read."""
-        return list(self._to)
+    def awaited(self) -> dict[int, int]:
+        """What to wait for: output of the command, or a reader of output that cannot be passed on."""
+        return dict((ours, EVENT_READ) if _can_be_written(to) else (to, EVENT_WRITE) for ours, to in self._to.items())
 
     def started(self) -> None:
         """The command has its ends."""
@@ -56,12 +56,10 @@ class Output:
                 size = fcntl.ioctl(1, termios.TIOCGWINSZ, b"\0" * 8)
                 fcntl.ioctl(terminal, termios.TIOCSWINSZ, size)
 
-    def is_blocked(self, descriptor: int) -> bool:
-        """Whether its output cannot be passed on now: a pager waits, or the terminal is stopped."""
-        return not select.select([], [self._to[descriptor]], [], 0)[1]
-
     def read(self, descriptor: int) -> None:
-        """Pass on what can be read."""
+        """Pass on what can be read, if that does not wait for a pager or a stopped terminal."""
+        if not _can_be_written(self._to[descriptor]):
+            return
         try:
             data = os.read(descriptor, READ_BYTES)
         except OSError:  # a pseudo-terminal without its other end
@@ -82,7 +80,7 @@ class Output:
 
     def drain(self) -> None:
         """Pass on the rest after the end, without waiting for other holders of the pipe."""
-        for descriptor in self.readable:
+        for descriptor in list(self._to):
             os.set_blocking(descriptor, False)
             while descriptor in self._to:
                 before = self._lines.get(descriptor)
@@ -117,3 +115,7 @@ class Output:
             ours, theirs = os.pipe()
         self._to[ours] = number
         return theirs
+
+
+def _can_be_written(descriptor: int) -> bool:
+    return bool(select.select([], [descriptor], [], 0)[1])

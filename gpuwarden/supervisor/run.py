@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,8 @@ from gpuwarden.supervisor.output import Output
 from gpuwarden.supervisor.policy import Policy, Restarts
 from gpuwarden.supervisor.runtime_dir import runtime_dir
 
-TICK_S: Final = 1.0
+TICK_S: Final = 2.0
+"""Longest wait: a dry run shows its notice by then, seconds."""
 BEAT_S: Final = 10.0
 LEFT_GRACE_S: Final = 5.0
 """Time for processes that the command left, between SIGTERM and SIGKILL, seconds."""
@@ -191,8 +192,7 @@ class Run:
             condition = Condition(notice.condition)
         self._reporter.end_job()
         if self._output is not None:
-            for descriptor in self._selector.get_map().keys() & set(self._output.readable):
-                self._selector.unregister(descriptor)
+            self._listen({})
             self._output.drain()
         if left := end_descendants(grace_s=LEFT_GRACE_S):
             say(f"processes {left} of the command cannot be ended")
@@ -217,32 +217,30 @@ class Run:
                 self._suspend(child)
             self._show_notice(child.id)
             self._check_budget(child)
-            self._listen()
+            self._listen(self._output.awaited() if self._output else {})
             self._await(TICK_S)
 
-    def _listen(self) -> None:
-        for descriptor in self._output.readable if self._output else ():
-            if descriptor not in self._selector.get_map():
-                self._selector.register(descriptor, selectors.EVENT_READ)
+    def _listen(self, events: Mapping[int, int]) -> None:
+        """Wait for these events, and for signals."""
+        for key in list(self._selector.get_map().values()):
+            if not isinstance(key.fileobj, socket.socket) and events.get(key.fd) != key.events:
+                self._selector.unregister(key.fd)
+        for descriptor in events.keys() - self._selector.get_map().keys():
+            self._selector.register(descriptor, events[descriptor])
 
     def _await(self, timeout_s: float) -> None:
         for key, _ in self._selector.select(timeout_s):
             if isinstance(key.fileobj, socket.socket):
                 with suppress(BlockingIOError):
                     key.fileobj.recv(4096)
-            elif self._output is not None:
-                if self._output.is_blocked(key.fd):
-                    self._selector.unregister(key.fd)  # until the next tick: a write would stop the heartbeat
-                    continue
+            elif self._output is not None and key.events == selectors.EVENT_READ:
                 self._output.read(key.fd)
-                if key.fd not in self._output.readable:
-                    self._selector.unregister(key.fd)
 
     def _wait(self, for_s: float) -> bool:
         """Wait before a restart. Returns whether no person ended the run."""
         until_s = time.monotonic() + for_s
         while (left_s := until_s - time.monotonic()) > 0:
-            self._await(min(left_s, TICK_S))
+            self._await(left_s)
             if any(number in _FORWARDED for number in self._taken_signals()):
                 return False
         return True

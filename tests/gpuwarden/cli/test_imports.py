@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -49,6 +50,13 @@ def test_help_imports_neither_a_database_nor_a_client() -> None:
 
     assert "gpuwarden.cli.main" in found
     assert found & {*HEAVY, "sqlalchemy", "asyncio"} == set()
+
+
+def test_run_imports_only_the_standard_library_and_not_its_slow_parts(tmp_path: Path) -> None:
+    found = imported("run --name true -- true", {"GPUWARDEN_RUNTIME_DIR": str(tmp_path)})
+
+    assert "gpuwarden.supervisor.run" in found
+    assert found & {*HEAVY, "asyncio", "email", "importlib.metadata", "logging", "sqlalchemy"} == set()
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,12 @@ def python(program: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", program, *arguments]
 
 
+def cpu_ticks(pid: int) -> int:
+    """CPU time that the process has used, clock ticks."""
+    fields = procfs.stat(pid)
+    return int(fields[11]) + int(fields[12])
+
+
 def when_ready(process: subprocess.Popen[str]) -> str:
     """The output up to the line `ready`."""
     assert process.stdout is not None
@@ -318,15 +324,16 @@ def test_reporter_outside_of_a_run_reports_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_reader_that_waits_stops_the_output_and_not_the_heartbeat(guarded: Guarded) -> None:
+def test_reader_that_waits_stops_the_output_and_not_the_heartbeat_and_costs_no_cpu(guarded: Guarded) -> None:
     prints = "import time\nfor step in range(40_000): print('step', step)\ntime.sleep(1000)"
     process = guarded.start(python(prints), "--steps-from", "step")
     path = guarded.folder / f"{NAME}.worker.json"
     guarded.pid()
     time.sleep(2)  # the pipe is full
-    before = state_file.parse_worker(path.read_text()).heartbeat
+    before, used = state_file.parse_worker(path.read_text()).heartbeat, cpu_ticks(process.pid)
 
     eventually(lambda: state_file.parse_worker(path.read_text()).heartbeat != before, "it beats", within_s=15)
+    assert cpu_ticks(process.pid) - used < procfs.TICKS_PER_S / 2, "it waits for the reader without a loop"
     assert process.stdout is not None
     assert sum(1 for _, line in zip(range(40_004), process.stdout, strict=False) if line.startswith("step ")) == 40_000
 
