@@ -24,6 +24,12 @@ RECLAIMS_MAX: Final = 3
 ATTEMPTS_MAX: Final = 20
 """Attempts of a job before it fails."""
 
+RETRY_WAIT_S: Final = 5.0
+"""Wait before the first retry of a job that raised an exception, seconds. It doubles each time."""
+
+RETRY_WAIT_MAX_S: Final = 300.0
+"""Longest wait before such a retry, seconds."""
+
 REQUEUE_PRIORITY: Final = 10
 """Highest priority number of a requeued job (A9)."""
 
@@ -69,6 +75,7 @@ class Move(StrEnum):
     CLAIM = "claim"
     COMPLETE = "complete"
     FAIL_BY_WORKER = "fail_by_worker"
+    RETRY = "retry"
     RELEASE = "release"
     GIVE_BACK = "give_back"
     FINISH = "finish"
@@ -107,6 +114,7 @@ MOVES: Final[Mapping[Move, Legal]] = {
     Move.CLAIM: _legal(State.RUNNING, State.QUEUED),
     Move.COMPLETE: _legal(State.COMPLETED, State.RUNNING),
     Move.FAIL_BY_WORKER: _legal(State.FAILED, State.RUNNING),
+    Move.RETRY: _legal(State.QUEUED, State.RUNNING),
     Move.RELEASE: _legal(State.QUEUED, State.RUNNING),
     Move.GIVE_BACK: _legal(State.QUEUED, State.RUNNING),
     # A gang's ranks end together.
@@ -265,6 +273,11 @@ def stall_timeout_s(job_class: JobClass, *, reports_steps: bool, configured_s: f
     if job_class is not JobClass.GPU or not reports_steps:
         return 0.0
     return STALL_TIMEOUT_S if configured_s is None else configured_s
+
+
+def retry_wait_s(retries: int) -> float:
+    """Wait before the next retry of a job that was retried this often, seconds."""
+    return min(RETRY_WAIT_S * 2.0 ** min(retries, 16), RETRY_WAIT_MAX_S)
 
 
 class Phase(StrEnum):

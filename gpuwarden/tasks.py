@@ -264,9 +264,16 @@ class Handle:
 class Task(Generic[P, R]):
     """A function that can be a job. A call runs it here and now."""
 
-    def __init__(self, queue: "Queue", function: Callable[P, R], template: Submission) -> None:
+    def __init__(
+        self,
+        queue: "Queue",
+        function: Callable[P, R],
+        template: Submission,
+        retry_on: tuple[type[BaseException], ...] = (Exception,),
+    ) -> None:
         self.name = function.__name__
         self.template = template
+        self.retry_on = retry_on
         self._queue = queue
         self.function = function
         functools.update_wrapper(self, function)
@@ -371,7 +378,7 @@ class Queue:
 
         return register
 
-    def job(
+    def job(  # noqa: PLR0913 - named arguments, each with its own meaning
         self,
         *,
         model: str | None = None,
@@ -383,12 +390,17 @@ class Queue:
         stall_timeout_s: float | None = None,
         busy_timeout_s: float | None = None,
         ranks: int = 1,
+        retries: int = 0,
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] = Exception,
     ) -> Callable[[Callable[P, R]], Task[P, R]]:
         """Register a function as a job; see `Submission`.
 
         Raises:
-            TaskError: the name is taken, or the class is unknown.
+            TaskError: the name is taken, or an argument is invalid.
         """
+        kinds = retry_on if isinstance(retry_on, tuple) else (retry_on,)
+        if not all(isinstance(each, type) and issubclass(each, BaseException) for each in kinds):
+            raise TaskError(f"retry_on {retry_on!r} is invalid: use an exception class or a tuple of them")
         if job_class is not None and job_class not in list(JobClass):
             raise TaskError(f"unknown job class {job_class!r}: use one of {', '.join(JobClass)}")
         template = Submission(
@@ -401,10 +413,11 @@ class Queue:
             stall_timeout_s=stall_timeout_s,
             busy_timeout_s=busy_timeout_s,
             ranks=ranks,
+            retries_max=retries,
         )
 
         def register(function: Callable[P, R]) -> Task[P, R]:
-            task = Task(self, function, template)
+            task = Task(self, function, template, kinds)
             if task.name in self._tasks:
                 raise TaskError(f"two jobs of the queue are named {task.name!r}: rename one")
             self._tasks[task.name] = task
@@ -451,6 +464,11 @@ class Queue:
                 _running.pop()
 
         return work
+
+    def is_retried(self, job: Job, error: BaseException) -> bool:
+        """Whether `retry_on` of the job's function names this exception."""
+        task = self._tasks.get(str(job.payload.get("task")))
+        return task is not None and isinstance(error, task.retry_on)
 
     def _model(self, name: str) -> Any:
         """The model, loaded after others are dropped."""

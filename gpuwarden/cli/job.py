@@ -156,7 +156,7 @@ def _page(job: Job, needs: list[JobId], report: JobFile | None) -> Iterator[str]
         ("rank", None if job.gang is None else f"{job.rank} of {job.ranks}; rank 0 is job {job.gang}"),
         ("priority", job.priority),
         ("attempt", f"{job.attempt} of {job.attempts_max} at most"),
-        ("retries", f"{job.watchdog_retries} by gpuwarden, {job.reclaims} after lost leases"),
+        ("retries", f"{job.watchdog_retries} by gpuwarden, {job.reclaims} after lost leases" + _own_retries(job)),
         ("budget", f"{job.budget_s:g} s an attempt" if job.budget_s else "none"),
         ("silence", f"{job.stall_timeout_s:g} s allowed" if job.stall_timeout_s else "not policed"),
         ("worker", job.worker and f"{job.worker} on {job.host}"),
@@ -179,6 +179,13 @@ def _page(job: Job, needs: list[JobId], report: JobFile | None) -> Iterator[str]
     if job.traceback is not None:
         yield "traceback" if job.state is State.FAILED else "traceback of an earlier attempt"
         yield from (f"    {line}" for line in trace_lines(job.traceback))
+
+
+def _own_retries(job: Job) -> str:
+    if not job.retries_max:
+        return ""
+    due = f", next at {format_time(job.retry_at)}" if job.state is State.QUEUED and job.retry_at else ""
+    return f", {job.retries} of {job.retries_max} after exceptions{due}"
 
 
 def _after(at: float, since: float | None, what: str) -> str:
@@ -363,12 +370,7 @@ def _parser() -> argparse.ArgumentParser:
         help="time without a step beat for which heavy I/O or computing counts as activity in the phase step, seconds "
         "(default: the host's --busy-timeout-s)",
     )
-    submit.add_argument(
-        "--attempts-max",
-        type=int,
-        default=ATTEMPTS_MAX,
-        help="the job fails after this number of attempts (default: %(default)s)",
-    )
+    _tries(submit)
     submit.add_argument("--no-steps", action="store_true", help="the job reports no steps, so no stall timeout applies")
 
     listing = add_act(
@@ -419,6 +421,21 @@ def _parser() -> argparse.ArgumentParser:
     unblock = add_act(acts, "unblock", _unblock, "unblock jobs: workers may claim them again")
     unblock.add_argument("job", type=int, metavar="JOB", nargs="+", help="ids of jobs")
     return parser
+
+
+def _tries(submit: argparse.ArgumentParser) -> None:
+    submit.add_argument(
+        "--attempts-max",
+        type=int,
+        default=ATTEMPTS_MAX,
+        help="the job fails after this number of attempts (default: %(default)s)",
+    )
+    submit.add_argument(
+        "--retries-max",
+        type=int,
+        default=0,
+        help="retries after an exception of the job, with a wait that doubles from 5 s to 300 s (default: %(default)s)",
+    )
 
 
 def _dir(parser: argparse.ArgumentParser) -> None:

@@ -5,8 +5,8 @@ The file is a JSON object, in UTF-8:
 - `run`: the run's name; `--run` overrides it. An existing run grows, unless it failed or was cancelled.
 - `jobs`: an object of jobs by name. The names are used in this file only. A job has any of `queue` (default `gpu`),
   `class`, `model`, `payload`, `priority`, `steps_total`, `budget_s`, `stall_timeout_s`, `busy_timeout_s`,
-  `attempts_max`, `ranks`, `reports_steps` (default true), as in `gpuwarden job submit`, and `needs`: names of jobs that
-  must complete first.
+  `attempts_max`, `retries_max`, `ranks`, `reports_steps` (default true), as in `gpuwarden job submit`, and `needs`:
+  names of jobs that must complete first.
 
 The run is submitted in one transaction.
 """
@@ -42,6 +42,7 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "priority": ((int,), "a whole number"),
     "steps_total": ((int,), "a whole number"),
     "attempts_max": ((int,), "a whole number"),
+    "retries_max": ((int,), "a whole number"),
     "ranks": ((int,), "a whole number"),
     "budget_s": ((int, float), "a number"),
     "stall_timeout_s": ((int, float), "a number"),

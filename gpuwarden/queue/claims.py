@@ -24,7 +24,20 @@ from sqlalchemy import (
 
 from gpuwarden.db.rows import UnreadableRowError
 from gpuwarden.db.transactions import autocommit, reading, upsert, writing
-from gpuwarden.job import AFFINITY_S, AVOID_S, FRESH_S, LEASE_S, Condition, JobClass, JobId, Kind, Move, State
+from gpuwarden.job import (
+    AFFINITY_S,
+    AVOID_S,
+    FRESH_S,
+    LEASE_S,
+    RETRY_WAIT_MAX_S,
+    Condition,
+    JobClass,
+    JobId,
+    Kind,
+    Move,
+    State,
+    retry_wait_s,
+)
 from gpuwarden.queue import ranks, runs, sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import DrainedError, Job, ReplacedError, Result, Slot, check_result, to_job
@@ -224,6 +237,26 @@ class Claims(QueueBase):
             sql.recover_lost(connection, job_id, attempt, incarnation, now)
             return sql.end_failed(connection, Move.FAIL_BY_WORKER, held, job_id, reason, now, traceback=traceback)
 
+    def retry(
+        self, job_id: int, *, attempt: int, incarnation: str, reason: str, now: float, traceback: str | None = None
+    ) -> bool:
+        """Requeue the job because its code failed, with a wait that doubles.
+
+        False if this attempt no longer owns the job, or if no retry or attempt is left.
+        """
+        held = sql.is_held(job_id, attempt, incarnation)
+        left = and_(JOBS.c.retries < JOBS.c.retries_max, JOBS.c.attempt < JOBS.c.attempts_max)
+        with writing(self._engine) as connection:
+            sql.recover_lost(connection, job_id, attempt, incarnation, now)
+            row = connection.execute(sql.lock_jobs(select(JOBS).where(held, left))).one_or_none()
+            if row is None:
+                return False
+            wait_s = retry_wait_s(row.retries)
+            its = {"retries": row.retries + 1, "retry_at": now + wait_s, "queued_at": now, "traceback": traceback}
+            reason = f"{reason}; retry {row.retries + 1} of {row.retries_max}"
+            connection.execute(sql.transition(Move.RETRY, held, reason=reason, **its, **sql.UNCLAIMED))
+            return True
+
     def release(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> bool:
         """Requeue the job of a worker that stops. No retry is counted."""
         held = sql.is_held(job_id, attempt, incarnation)
@@ -415,9 +448,13 @@ def _job_id_of(jobs: Select[Any]) -> ColumnElement[Any]:
 def _claimable(params: _Params, job: Any, *where: ColumnElement[bool]) -> Select[Any]:
     elsewhere = sql.is_better_elsewhere(job, params["host"], params["worker"], params["now"], params["fresh_since"])
     barred = sql.is_barred(job, params["host"], params["worker"])
+    # A clock that was set back holds no job for longer than a wait.
+    longest = params["now"] + literal_column(str(RETRY_WAIT_MAX_S))
+    free = not_(or_(elsewhere, barred))
+    due = or_(job.c.retry_at.is_(None), job.c.retry_at <= params["now"], job.c.retry_at > longest)
     return (
         select(job.c.job_id, job.c.priority, job.c.queued_at)
-        .where(job.c.queue == params["queue"], sql.from_sources(Move.CLAIM, job), not_(or_(elsewhere, barred)), *where)
+        .where(job.c.queue == params["queue"], sql.from_sources(Move.CLAIM, job), due, free, *where)
         .order_by(job.c.priority, job.c.job_id)
         .limit(literal_column("1"))
     )

@@ -91,6 +91,8 @@ class Submission:
     busy_timeout_s: float | None = None
     """`None`: from the host."""
     attempts_max: int = ATTEMPTS_MAX
+    retries_max: int = 0
+    """Retries after an exception of the job."""
     needs: tuple[JobId, ...] = ()
     """Jobs of the same run that must complete first."""
     ranks: int = 1
@@ -106,12 +108,17 @@ class Submission:
             figure = getattr(self, name)
             if figure is not None and not 0 <= figure < SECONDS_MAX:
                 raise SubmissionError(f"{name} {figure} is invalid: use a number from 0, below {SECONDS_MAX:.0e}")
-        for name, least in (("steps_total", 0), ("attempts_max", 1), ("priority", 1 - COUNT_MAX), ("ranks", 1)):
+        least_of = {"steps_total": 0, "attempts_max": 1, "retries_max": 0, "priority": 1 - COUNT_MAX, "ranks": 1}
+        for name, least in least_of.items():
             count = getattr(self, name)
             if count is not None and not least <= count < COUNT_MAX:
                 raise SubmissionError(f"{name} {count} is invalid: use a whole number from {least}, below {COUNT_MAX}")
         if self.ranks > RANKS_MAX:
             raise SubmissionError(f"ranks {self.ranks} is invalid: at most {RANKS_MAX}")
+        if self.ranks > 1 and self.retries_max:
+            raise SubmissionError(
+                f"retries_max {self.retries_max} is invalid: a gang is not retried after an exception"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +140,9 @@ class Job:
     priority: int
     attempt: int
     attempts_max: int
+    retries_max: int
+    retries: int
+    retry_at: float | None
     watchdog_retries: int
     reclaims: int
     claimed_by: str | None

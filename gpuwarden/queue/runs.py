@@ -162,6 +162,7 @@ def _insert(
         priority=submission.priority,
         attempt=0,
         attempts_max=submission.attempts_max,
+        retries_max=submission.retries_max,
         watchdog_retries=0,
         reclaims=0,
         submitted_at=now,

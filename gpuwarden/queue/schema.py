@@ -79,6 +79,10 @@ JOBS = Table(
     Column("priority", Integer, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("attempts_max", Integer, nullable=False, server_default=str(ATTEMPTS_MAX)),
+    # Retries after an exception of the job.
+    Column("retries_max", Integer, nullable=False, server_default="0"),
+    Column("retries", Integer, nullable=False, server_default="0"),
+    Column("retry_at", Float),  # not claimable before
     Column("watchdog_retries", Integer, nullable=False),
     Column("reclaims", Integer, nullable=False),
     Column("submitted_at", Float, nullable=False),

@@ -273,12 +273,20 @@ class Worker:
                 reason = error_text(error)
                 bound.error("job failed", reason=reason, exception=trace_of(error))
                 fatal = self._is_fatal(job, error, after_s=clock.boottime_s() - began_s)
-                return _Outcome(failed=reason, traceback=trace_end(error), fatal=fatal)
+                retried = not fatal and self._is_retried(job, error)
+                return _Outcome(failed=reason, traceback=trace_end(error), fatal=fatal, retried=retried)
         self._fast.clear()
         kept, lost = keep_result(result)
         if lost is not None:
             bound.warning("result kept in part", reason=lost)
         return _Outcome(result=kept, lost=lost)
+
+    def _is_retried(self, job: Job, error: BaseException) -> bool:
+        """Whether the job has a retry left, and its handler wants one after this error."""
+        if job.retries >= job.retries_max or job.attempt >= job.attempts_max:
+            return False
+        wanted = getattr(self._body, "is_retried", None)
+        return isinstance(error, Exception) if wanted is None else bool(wanted(job, error))
 
     def _is_fatal(self, job: Job, error: BaseException, *, after_s: float) -> bool:
         """Whether this process cannot survive the error, so that its next jobs would fail too."""
@@ -323,7 +331,8 @@ class Worker:
                         now=self._store.now(),
                     )
                 else:
-                    accepted = self._store.claims.fail_by_worker(
+                    end = self._store.claims.retry if outcome.retried else self._store.claims.fail_by_worker
+                    accepted = end(
                         job.job_id,
                         attempt=attempt,
                         incarnation=incarnation,
@@ -332,7 +341,7 @@ class Worker:
                         now=self._store.now(),
                     )
                 if unanswered and not accepted:
-                    accepted = self._is_settled(job, reason, fatal=outcome.fatal)
+                    accepted = self._is_settled(job, outcome)
             except DatabaseError as error:
                 if self._stop.requested or time.monotonic() >= give_up_s:
                     raise
@@ -341,16 +350,17 @@ class Worker:
                 self._reporter.phase(Phase.SAVE)  # a step beat: this worker is not stalled
                 time.sleep(RETRY_S)
                 continue
-            done = "job completed" if reason is None else "job given back" if outcome.fatal else "job marked failed"
-            bound.info(done, accepted=accepted)
+            bound.info(outcome.done, accepted=accepted)
             return accepted
 
-    def _is_settled(self, job: Job, reason: str | None, *, fatal: bool) -> bool:
+    def _is_settled(self, job: Job, outcome: "_Outcome") -> bool:
         """Whether the queue already has this result, from a commit whose answer was lost."""
-        found = self._store.job(job.job_id)
+        found, reason = self._store.job(job.job_id), outcome.failed
+        if outcome.retried:
+            return found.retries > job.retries
         if reason is None:
             ours = found.state in (State.COMPLETED, State.FINISHED)
-        elif fatal:
+        elif outcome.fatal:
             ours = str(found.reason).startswith(f"{GIVEN_BACK}: {reason}")
         else:
             ours = found.state is State.FAILED and found.reason == reason
@@ -371,8 +381,18 @@ class _Outcome:
     failed: str | None = None
     traceback: str | None = None
     fatal: bool = False
+    retried: bool = False
     result: Result = None
     lost: str | None = None
+
+    @property
+    def done(self) -> str:
+        """What is logged once it is stored."""
+        if self.failed is None:
+            return "job completed"
+        if self.fatal:
+            return "job given back"
+        return "job queued again for a retry" if self.retried else "job marked failed"
 
 
 def answer(ask: Callable[[], T], *, worker: str, stop: Stop, reporter: Reporter) -> T:

@@ -25,6 +25,7 @@ LEGAL: dict[str, dict[str, str]] = {
     "running": {
         "complete": "completed",
         "fail_by_worker": "failed",
+        "retry": "queued",
         "release": "queued",
         "give_back": "queued",
         "reclaim": "queued",

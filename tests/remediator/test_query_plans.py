@@ -269,6 +269,7 @@ def work(store: JobStore) -> None:
         elif job.attempt == 1 and job.run_id is None:
             store.claims.release(job.job_id, **mine, now=now)
         elif job.attempt == 2 and job.run_id is None:
+            store.claims.retry(job.job_id, **mine, reason="", now=now)
             store.claims.fail_by_worker(job.job_id, **mine, reason="", now=now)
         else:
             store.claims.complete(job.job_id, **mine, now=now)

@@ -143,7 +143,18 @@ def test_closed_pipe_prints_no_traceback(url: str) -> None:
 
 def test_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str) -> None:
     options = ["--queue", "video", "--class", "gpu_video", "--model", "svd", "--run", "r1", "--priority", "5"]
-    figures = ["--steps-total", "20", "--budget-s", "60", "--attempts-max", "4", "--payload", '{"prompt": "a cat"}']
+    figures = [
+        "--steps-total",
+        "20",
+        "--budget-s",
+        "60",
+        "--attempts-max",
+        "4",
+        "--retries-max",
+        "3",
+        "--payload",
+        '{"prompt": "a cat"}',
+    ]
     assert run(capsys, "job", "submit", "--queue-db", url, *options, *figures) == (0, "1\n", "")
     assert run(capsys, "job", "submit", "--queue-db", url, "--payload", "{}") == (0, "2\n", "")
 
@@ -157,6 +168,7 @@ def test_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str) -
         "busy_timeout_s": None,
         "state": "queued", "priority": 5, "attempt": 0, "attempts_max": 4, "watchdog_retries": 0, "reclaims": 0,
         "claimed_by": None, "host": None, "worker": None, "lease_expires_at": None, "reason": None,
+        "traceback": None, "retries_max": 3, "retries": 0, "retry_at": None,
         "submitted_budget_s": 60.0, "needs": 0, "pending": 0, "gang": None, "rank": 0, "ranks": 1, "inputs": {},
         "claimed_at": None, "ended_at": None, "result": None, "progress": None,
         "submitted_at": pytest.approx(time.time(), abs=60), "queued_at": first["submitted_at"],

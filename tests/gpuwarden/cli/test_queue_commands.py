@@ -16,6 +16,7 @@ from gpuwarden.cli.runs import parse
 from gpuwarden.clock import stamp
 from gpuwarden.db.migrate import OlderTablesError
 from gpuwarden.db.transactions import writing
+from gpuwarden.format import format_time
 from gpuwarden.job import JobClass, JobId, Phase, State
 from gpuwarden.queue import Job, JobStore, Slot, Submission
 from gpuwarden.reporter import Reporter
@@ -332,6 +333,20 @@ def test_traceback_of_an_attempt_that_was_not_the_last_is_named_so(store: JobSto
     store.claims.give_back(job_id, **its, slot=slot, reason="it broke", traceback="line 1")
 
     assert cli("job", "show", str(job_id))[1].endswith("\ntraceback of an earlier attempt\n    line 1\n")
+
+
+def test_retried_job_says_so(store: JobStore, cli: Cli) -> None:
+    job_id = submit(store, retries_max=3)
+    its: dict[str, Any] = {"attempt": claim(store).attempt, "incarnation": "i-gpu", "now": NOW}
+    store.claims.retry(job_id, **its, reason="E: boom")
+
+    _, shown, _ = cli("job", "show", str(job_id))
+    _, listed, _ = cli("job", "list")
+
+    next_at = format_time(NOW + 5)
+    assert f"retries   0 by gpuwarden, 0 after lost leases, 1 of 3 after exceptions, next at {next_at}\n" in shown
+    assert "reason    E: boom; retry 1 of 3\n" in shown
+    assert "E: boom; retry 1 of 3\n" in listed
 
 
 def test_wait_that_times_out_exits_2_and_names_the_jobs(store: JobStore, cli: Cli) -> None:

@@ -20,6 +20,7 @@ from gpuwarden.job import (
     QUEUE_CLASSES,
     RECLAIMS_MAX,
     REQUEUE_PRIORITY,
+    RETRY_WAIT_MAX_S,
     Condition,
     JobClass,
     JobId,
@@ -27,6 +28,7 @@ from gpuwarden.job import (
     Move,
     State,
     after,
+    retry_wait_s,
 )
 from gpuwarden.queue import DrainedError, QueueSettings, ReplacedError, Slot, Submission
 from gpuwarden.queue.claims import FATAL_JOBS_MAX, FATAL_WINDOW_S
@@ -50,6 +52,7 @@ class Task:
     run_id: str | None
     priority: int
     attempts_max: int
+    retries_max: int
     needs: frozenset[JobId]
     submitted_budget_s: float | None
     budget_s: float
@@ -60,6 +63,8 @@ class Task:
     place: Place | None = None
     lease: float | None = None
     retries: int = 0
+    own_retries: int = 0
+    retry_at: float = 0.0
     reclaims: int = 0
     claimed_at: float | None = None
     result: Any = None
@@ -286,6 +291,7 @@ class Submissions(_Part):
                 run_id=run_id,
                 priority=submission.priority,
                 attempts_max=submission.attempts_max,
+                retries_max=submission.retries_max,
                 needs=needs,
                 submitted_budget_s=submission.budget_s,
                 budget_s=self._state.budget_s(submission.queue, job_class, submission.budget_s) or 0.0,
@@ -385,7 +391,10 @@ class Claims(_Part):
 
     def next_for(self, queue: str, place: Place, now: float, loaded: str | None) -> Task | None:
         """The next job for a worker."""
-        waiting = [job for job in self._state.jobs.values() if job.queue == queue and job.state is State.QUEUED]
+        queued = [job for job in self._state.jobs.values() if job.queue == queue and job.state is State.QUEUED]
+        waiting = [job for job in queued if not now < job.retry_at <= now + RETRY_WAIT_MAX_S]
+        if len(waiting) < len(queued):
+            self._state.happened["nothing: its retry is not due"] += 1
         for reason, keeps in (
             ("locked", (row := self._state.workers.get(place)) is not None and row.locked),
             ("in quarantine", self._in_quarantine(place)),
@@ -470,6 +479,20 @@ class Claims(_Part):
             return False
         self._state.comes_back(job, "result")
         self._state.over_as(job, Move.FAIL_BY_WORKER, now)
+        return True
+
+    def retry(self, job_id: JobId, *, attempt: int, incarnation: str, reason: str, now: float) -> bool:
+        job = self._state.mine(job_id, attempt, incarnation)
+        if job is None:
+            return False
+        self._state.comes_back(job, "result")
+        if job.own_retries >= job.retries_max or attempt >= job.attempts_max:
+            self._state.happened["refused: no retry is left"] += 1
+            return False
+        self._state.move(job, Move.RETRY)
+        self._state.unclaimed(job)
+        job.queued_at, job.retry_at = now, now + retry_wait_s(job.own_retries)
+        job.own_retries += 1
         return True
 
     def release(self, job_id: JobId, *, attempt: int, incarnation: str, now: float) -> bool:

@@ -165,10 +165,10 @@ class QueueMachine(RuleBasedStateMachine):
         needs = tuple(its[-1 - min(each, len(its) - 1)] for each in needed) if its else ()
         self.submits(Submission(run_id=run_id, needs=needs, **asked))
 
-    @rule(priority=PRIORITIES, model=MODELS, many=st.integers(1, 3), work=WORK)
-    def submit_plain(self, priority: int, model: str | None, many: int, work: Any) -> None:
+    @rule(priority=PRIORITIES, model=MODELS, retries=st.sampled_from([0, 2]), many=st.integers(1, 3), work=WORK)
+    def submit_plain(self, priority: int, model: str | None, retries: int, many: int, work: Any) -> None:
         for _ in range(many):
-            self.submits(Submission(queue="gpu", priority=priority, model=model))
+            self.submits(Submission(queue="gpu", priority=priority, model=model, retries_max=retries))
         self.works(work)
 
     def submits(self, submission: Submission) -> None:
@@ -277,7 +277,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.both("claims.heartbeat", incarnation=self.incarnations[place], **how)
 
     @precondition(lambda self: self.claims)
-    @rule(pick=PICKS, act=st.sampled_from(["complete", "fail_by_worker", "release", "give_back"]), result=RESULTS)
+    @rule(
+        pick=PICKS, act=st.sampled_from(["complete", "fail_by_worker", "retry", "release", "give_back"]), result=RESULTS
+    )
     def end(self, pick: int, act: str, result: Any) -> None:
         self.ends(self.a_claim(pick, State.HOST_LOST, State.RUNNING), act, result)
 
@@ -285,6 +287,7 @@ class QueueMachine(RuleBasedStateMachine):
         more: dict[str, dict[str, Any]] = {
             "complete": {"result": result},
             "fail_by_worker": {"reason": "boom"},
+            "retry": {"reason": "boom"},
             "give_back": {"reason": "CUDA error", "slot": Slot(**slot(claim.place), gpus=GPUS[claim.place])},
         }
         self.both(f"claims.{act}", claim.job_id, **claim.its, now=self.now, **more.get(act, {}))
@@ -630,6 +633,7 @@ WANTED: Final = (
     *("claimed with needs", "claimed with several needs", "ready", "ready while blocked"),
     "recalled while it is fenced",
     *("cancelled with a needed job", "run opened again", "budget of the queue", "ingest reclaimed"),
+    *("refused: no retry is left", "nothing: its retry is not due"),
     *("nothing: locked", "nothing: in quarantine", "nothing: a lost host's GPU"),
     *("back by a renewal", "back by a result", "back by a claim", "back by a release", "lost: given away at last"),
     *("refused: replaced", "refused: drained", "refused: an old claim", "refused: its run is over"),

@@ -38,6 +38,8 @@ def test_stall_condition_ignores_a_job_without_steps(store: JobStore) -> None:
         ({"steps_total": 2**31}, "steps_total 2147483648 is invalid: use a whole number from 0, below 2147483648"),
         ({"priority": 2**31}, "priority 2147483648"),
         ({"priority": -(2**31) - 1}, "priority -2147483649"),
+        ({"retries_max": -1}, "retries_max -1 is invalid: use a whole number from 0"),
+        ({"retries_max": 1, "ranks": 2}, "retries_max 1 is invalid: a gang is not retried after an exception"),
         ({"attempts_max": 0}, "attempts_max 0 is invalid: use a whole number from 1"),
         ({"attempts_max": 2**31}, "attempts_max 2147483648"),
         ({"model": ""}, "model '' is invalid: use 1 to 256 printable"),

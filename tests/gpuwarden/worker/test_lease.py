@@ -10,7 +10,7 @@ import pytest
 from gpuwarden.db.engine import DatabaseError, NoAnswerError
 from gpuwarden.errors import WorkerStopping
 from gpuwarden.job import Condition, State
-from gpuwarden.queue import Job, JobStore
+from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.reporter import Reporter
 from gpuwarden.worker import lease as lease_module
 from gpuwarden.worker import worker as worker_module
@@ -132,19 +132,20 @@ def settled_without_an_answer(
     return answers
 
 
-@pytest.mark.parametrize("settle", ["complete", "fail_by_worker"])
+@pytest.mark.parametrize("settle", ["complete", "fail_by_worker", "retry"])
 def test_result_with_a_lost_answer_is_accepted_and_the_worker_continues(
     store: JobStore, reporter: Reporter, disowned: list[str], monkeypatch: pytest.MonkeyPatch, settle: str
 ) -> None:
-    submit(store)
-    submit(store)
+    for _ in range(2):
+        store.runs.submit(Submission(queue="gpu", retries_max=1 if settle == "retry" else 0), now=0)
     answers = settled_without_an_answer(store, monkeypatch, settle, committed=True)
 
     body = nothing_to_do if settle == "complete" else lambda *_: None
     run_worker(store, reporter, body, jobs_max=2, lease_s=60)
 
     assert answers == [False, True]
-    assert {job.state for job in store.jobs()} == {State.COMPLETED if settle == "complete" else State.FAILED}
+    ends = {"complete": State.COMPLETED, "fail_by_worker": State.FAILED, "retry": State.QUEUED}
+    assert {job.state for job in store.jobs()} == {ends[settle]}
     assert disowned == []
 
 

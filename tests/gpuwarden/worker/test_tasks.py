@@ -23,6 +23,7 @@ from gpuwarden.reporter import Reporter
 from gpuwarden.tasks import JobFailedError, JobTimeoutError, Queue, TaskError, current
 from gpuwarden.worker import job_logs
 from gpuwarden.worker.main import BodyError, find_body
+from tests.gpuwarden.worker.builders import run_worker
 from tests.waiting import eventually
 
 TASKS = """
@@ -312,6 +313,36 @@ def test_result_is_what_the_function_returned_and_raises_its_failure(tasks: Any,
     assert cut.wait() == {"loss": None}
     with pytest.raises(JobTimeoutError):
         tasks.echo.submit("nan").result(timeout_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("retries", "retry_on", "attempts"),
+    [(2, OSError, 3), (2, (KeyError, ConnectionError), 3), (1, Exception, 2), (2, KeyError, 1), (0, Exception, 1)],
+)
+def test_failed_function_is_retried_after_the_named_exceptions(
+    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch, retries: int, retry_on: Any, attempts: int
+) -> None:
+    monkeypatch.setattr("gpuwarden.job.RETRY_WAIT_S", 0)
+    queue = Queue()
+    queue.serve_from(store)
+    task = queue.job(retries=retries, retry_on=retry_on)(refuse)
+    handle = task.submit()
+
+    run_worker(store, reporter, queue, jobs_max=attempts)
+
+    job = handle.job()
+    assert (job.state, job.attempt, job.retries) == (State.FAILED, attempts, attempts - 1)
+    assert job.reason == "ConnectionRefusedError: no"
+
+
+def refuse() -> None:
+    raise ConnectionRefusedError("no")
+
+
+@pytest.mark.parametrize("kind", ["OSError", (OSError, 3), OSError()])
+def test_retry_on_takes_exception_classes_only(kind: Any) -> None:
+    with pytest.raises(TaskError, match=r"retry_on .* is invalid: use an exception class or a tuple of them"):
+        Queue().job(retries=1, retry_on=kind)
 
 
 def test_outside_a_worker_a_job_is_its_function_and_current_raises(tasks: Any) -> None:
