@@ -55,7 +55,7 @@ class ChangeLog:
         for sighting in found.workers:
             job = sighting.job
             if job is not None:
-                place = snapshot.container_of(sighting)
+                place = snapshot.evidence_of_job(sighting)
                 message = activity.not_stalled_reason(job, place, self._thresholds.timeouts, now=snapshot.taken)
                 if message is not None:
                     suspected[sighting.worker.worker] = message

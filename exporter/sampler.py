@@ -13,7 +13,7 @@ import structlog
 
 from exporter.change_log import ChangeLog
 from exporter.container_watch import ContainerWatch
-from exporter.evidence import container_history, gpu_use
+from exporter.evidence import container_history, gpu_use, ranks
 from exporter.evidence.unknown import UnknownCounter
 from exporter.gpu_watch import GpuWatch
 from exporter.host_sources import Engine, HostSources
@@ -143,6 +143,7 @@ class Sampler:
             unknown=self._unknown.counts,
             took_s=time.monotonic() - began_s,
         )
+        snapshot = ranks.judge(snapshot)
         self._changes.log_changes(snapshot)
         self._snapshot = snapshot
         return snapshot

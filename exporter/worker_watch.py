@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from exporter.evidence import container_history
+from exporter.evidence import container_history, ranks
 from exporter.evidence.unknown import UnknownCounter
 from exporter.evidence.worker_liveness import CpuIdleTracker, DeathTracker
 from exporter.model.container import Container
@@ -166,12 +166,13 @@ class WorkerWatch:
 
 
 def sharing(found: WorkerReadings | None) -> Mapping[str, Sequence[WorkerReading]]:
-    """The live workers of each container, by its id."""
+    """The live workers of each container, by its id; the ranks of a command instead of its only worker."""
     found_in: dict[str, list[WorkerReading]] = {}
     for each in () if found is None else found.workers:
-        if each.alive and each.pid is not None and each.container_id is not None:
-            found_in.setdefault(each.container_id, []).append(each)
-    return found_in
+        place = each.container_id or (processes.id_of_tree(each.worker) if each.ranks else None)
+        if each.alive and each.pid is not None and place is not None:
+            found_in.setdefault(place, []).append(each)
+    return {place: ranks.as_workers(its[0]) or its if len(its) == 1 else its for place, its in found_in.items()}
 
 
 def is_unmounted(folder: str, listings: Listings) -> bool:

@@ -78,6 +78,7 @@ class WorkerFacts(ContainerFacts):
     phase: str | None
     phase_age_s: float | None
     step: int | None
+    local_rank: int | None = None
     elapsed_s: float | None
     budget_s: float | None
     stall_timeout_s: float | None

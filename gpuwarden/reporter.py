@@ -164,6 +164,9 @@ class Reporter:
         self._changing = threading.RLock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run_heartbeat, name="gpuwarden-heartbeat", daemon=True)
+        if self._job is not None and self._job.local_ranks > 1 and not _reports(self._path(_suffix(self._job))):
+            self._publish_job()  # a rank counts before its first step
+            self._next_write_s = 0.0
 
     @property
     def _is_script(self) -> bool:
@@ -181,6 +184,7 @@ class Reporter:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock_fd = self._take_lock()
+            _remove_ranks(self._path(state_file.JOB_SUFFIX))
             self._path(state_file.JOB_SUFFIX).unlink(missing_ok=True)
             self._replace(state_file.WORKER_SUFFIX, state_file.render(self._worker))
         except OSError as error:
@@ -353,6 +357,7 @@ class Reporter:
             return
         with self._changing:
             self._job = None
+            _remove_ranks(self._path(state_file.JOB_SUFFIX))
             self._remove(state_file.JOB_SUFFIX)
         self.loop_seen()
 
@@ -406,7 +411,7 @@ class Reporter:
         self._next_write_s = time.monotonic() + STEP_WRITE_S
         if self._job is not None:
             self._job = self._timing.in_job(self._job)
-            self._write(state_file.JOB_SUFFIX, self._job)
+            self._write(_suffix(self._job), self._job)
 
     def _path(self, suffix: str) -> Path:
         return self._base.with_name(self._base.name + suffix)
@@ -428,14 +433,46 @@ class Reporter:
 
 
 def _supervised_job() -> tuple[Path, JobFile] | None:
-    """This script's job file. Under torchrun only the first process reports."""
-    path = os.environ.get(JOB_FILE)
-    if path is None or os.environ.get("LOCAL_RANK", "0") != "0":
+    """This script's job file, and the job. Under torchrun each process has its own."""
+    path, ranks = os.environ.get(JOB_FILE), _environment_number("LOCAL_WORLD_SIZE", 1)
+    rank = _environment_number("LOCAL_RANK", 0)
+    if path is None or not rank < min(ranks, state_file.LOCAL_RANKS_MAX):
         return None
     try:
-        return Path(path), state_file.parse_job(Path(path).read_text(encoding="utf-8"))
+        job = state_file.parse_job(Path(path).read_text(encoding="utf-8"))
+        if ranks == 1:
+            return Path(path), job
+        own = procfs.ProcessId.of(os.getpid())
     except (OSError, ValueError, state_file.StateFileError):
         return None
+    # Rank 0 writes this file too, and may be ahead.
+    now = clock.stamp()
+    fresh = replace(job, phase=Phase.LOAD, phase_started=now, step_beat=None, step=0, longest=(), stays=())
+    return Path(path), replace(fresh, local_rank=rank, local_ranks=ranks, process=own)
+
+
+def _environment_number(name: str, default: int) -> int:
+    given = os.environ.get(name, "")
+    return int(given) if given.isdecimal() else default
+
+
+def _suffix(job: JobFile) -> str:
+    return f"{state_file.JOB_SUFFIX}.{job.local_rank}" if job.local_rank else state_file.JOB_SUFFIX
+
+
+def _reports(path: Path) -> bool:
+    """Whether a running process has this job file."""
+    try:
+        process = state_file.parse_job(path.read_text(encoding="utf-8")).process
+    except (OSError, ValueError, state_file.StateFileError):
+        return False
+    return process is not None and procfs.ProcessId(*process).runs()
+
+
+def _remove_ranks(path: Path) -> None:
+    for each in path.parent.glob(f"{path.name}.[0-9]*"):
+        with suppress(OSError):
+            each.unlink()
 
 
 def _boottime_ahead_s() -> float:

@@ -4,6 +4,7 @@ In `$GPUWARDEN_RUNTIME_DIR/<subdirectory>/`, one subdirectory per container, mou
 
     <worker>.worker.json   the worker and its heartbeat       (WorkerFile)
     <worker>.job.json      its attempt, if any                (JobFile)
+    <worker>.job.json.N    rank N > 0 of a supervised command (JobFile)
     <worker>.lock          POSIX record lock of the worker
 
 A file is one JSON object of at most `SIZE_MAX_BYTES`, replaced by rename. Unknown fields are ignored. Durations are
@@ -42,6 +43,7 @@ TEXT_MAX: Final = 256
 """Most characters of a text field."""
 WORKER_SUFFIX: Final = ".worker.json"
 JOB_SUFFIX: Final = ".job.json"
+LOCAL_RANKS_MAX: Final = 64
 TASK_SUFFIX: Final = ".json"
 LOCK_SUFFIX: Final = ".lock"
 
@@ -118,6 +120,7 @@ class JobFile:
         health_window_s: its own health window; `None` is the host's.
         health_acts: whether that condition ends it.
         after_gpu_use: whether stall and health need a first use of a GPU.
+        local_ranks: processes of a command, as of torchrun; `process` is this one.
     """
 
     job_id: int
@@ -148,6 +151,9 @@ class JobFile:
     health_window_s: float | None = None
     health_acts: bool = True
     after_gpu_use: bool = False
+    local_rank: int = 0
+    local_ranks: int = 1
+    process: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +243,9 @@ def parse_job(text: str) -> JobFile:
         health_window_s=fields.some_seconds("health_window_s") if fields.has("health_window_s") else None,
         health_acts=fields.flag("health_acts", default=True),
         after_gpu_use=fields.flag("after_gpu_use", default=False),
+        local_rank=fields.count("local_rank") if fields.has("local_rank") else 0,
+        local_ranks=fields.count("local_ranks") if fields.has("local_ranks") else 1,
+        process=fields.process("process") if fields.has("process") else None,
     )
 
 
@@ -308,6 +317,12 @@ class _Fields:
         if self.seconds(name) == 0:
             raise _field_error(name, "seconds, a number above 0", value)
         return self.seconds(name)
+
+    def process(self, name: str) -> tuple[int, int]:
+        value = self._fields.get(name)
+        if isinstance(value, list) and len(value) == 2 and all(type(each) is int and each > 0 for each in value):
+            return value[0], value[1]
+        raise _field_error(name, "a pid and a start time", value)
 
     def long_steps(self, name: str) -> tuple[LongStep, ...]:
         value = self._fields.get(name)

@@ -63,7 +63,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     rows: list[_Row] = []
     waiting: list[tuple[str, str]] = []
     for reading in snapshot.workers.workers:
-        job, place = reading.job, snapshot.container_of(reading)
+        job, place = reading.job, snapshot.evidence_of_job(reading)
         key = reading.worker.worker, place.container.name if place else ""
         if job is None:
             waiting.append(key)

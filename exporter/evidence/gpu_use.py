@@ -24,4 +24,4 @@ def _limited(sighting: WorkerReading, used: set[str], used_pids: set[int]) -> Wo
     has_used = sighting.container_id in used or (sighting.container_id is None and sighting.pid in used_pids)
     if job is None or not job.after_gpu_use or has_used:
         return sighting
-    return replace(sighting, job=replace(job, stall_timeout_s=0.0, job_class=JobClass.CPU))
+    return replace(sighting, job=replace(job, stall_timeout_s=0.0, job_class=JobClass.CPU), ranks=())

@@ -27,7 +27,7 @@ def worker_evidence(worker: str, snapshot: Snapshot, *, now: Stamp) -> WorkerFac
     if place is not None and not place.container.listed:
         place = None  # its engine does not answer, so no action may rely on it
     count = None if place is None else _live_workers_in(place, sighting, workers, snapshot)
-    return _facts(snapshot, sighting, place, count, sample_age_s)
+    return _facts(snapshot, sighting, place and snapshot.evidence_of_job(sighting), count, sample_age_s)
 
 
 def _facts(
@@ -58,6 +58,7 @@ def _facts(
         phase=job.phase if job else None,
         phase_age_s=job.phase_started.age_s(taken) if job else None,
         step=job.step if job else None,
+        local_rank=job.local_rank if job and job.local_ranks > 1 else None,
         elapsed_s=job.started.age_s(taken) if job else None,
         budget_s=job.budget_s if job else None,
         stall_timeout_s=timeouts.stall_after_s(job) if job else None,

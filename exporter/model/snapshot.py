@@ -79,6 +79,7 @@ class Snapshot:
     """Budgeted containers that cannot be inspected."""
     worker_evidence: Mapping[str, ContainerEvidence] = field(default_factory=dict)
     """For shared containers; RAM without page cache."""
+    job_evidence: Mapping[str, ContainerEvidence] = field(default_factory=dict)
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """Unknown samples by (container, field, reason)."""
     took_s: float | None = None
@@ -89,6 +90,10 @@ class Snapshot:
         if sighting.container_id is not None:
             return by_id.get(sighting.container_id)
         return None if sighting.pid is None else by_pid.get(sighting.pid)
+
+    def evidence_of_job(self, sighting: WorkerReading) -> ContainerEvidence | None:
+        """Evidence of its job."""
+        return self.job_evidence.get(sighting.worker.worker) or self.container_of(sighting)
 
     def health_grace_s(self, job: "JobFile") -> float | None:
         """Seconds until the GPU is checked (A7)."""

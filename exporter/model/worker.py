@@ -19,6 +19,7 @@ class WorkerReading:
         container_id: also of its last container.
         uid: owner of its file.
         process: the command of a supervisor, if that holds the lock.
+        ranks: running ones, if all report.
     """
 
     worker: "WorkerFile"
@@ -29,6 +30,7 @@ class WorkerReading:
     folder: str = ""
     uid: int | None = None
     process: "ProcessId | None" = None
+    ranks: "tuple[JobFile, ...]" = ()
 
 
 class DeadProcess(NamedTuple):

@@ -37,6 +37,12 @@ def container_of_dead(worker: WorkerFile) -> Container | None:
     return None if process is None else _container(process, worker.worker, worker.started.boot_id)
 
 
+def id_of_tree(worker: WorkerFile) -> str | None:
+    """The id of the `container` of a worker's process."""
+    process = of_file(worker)
+    return None if process is None else _name(process)
+
+
 def of_file(worker: WorkerFile) -> ProcessId | None:
     """The process in a worker's file, if of this pid namespace."""
     own = worker.pid_namespace is not None and worker.pid_namespace == procfs.pid_namespace()

@@ -15,6 +15,7 @@ from exporter.model.worker import WorkerReading, WorkerReadings
 from exporter.sources import untrusted_files
 from exporter.sources.untrusted_files import InvalidFiles
 from gpuwarden import cgroup, procfs, state_file
+from gpuwarden.procfs import ProcessId
 from gpuwarden.state_file import JobFile, StateFileError, WorkerFile
 from gpuwarden.supervisor import files
 from gpuwarden.supervisor.files import SupervisedFileError
@@ -145,15 +146,17 @@ def _read_worker(directory: Path, folder: str, base: str, proc: Path, invalid: I
             process = None if supervised is None else supervised.process
         except SupervisedFileError as error:
             invalid.add("foreign", f"{stem}{files.PROCESS_SUFFIX}", error)
+    job = _job(stem + state_file.JOB_SUFFIX, worker, invalid)
     return WorkerReading(
         worker=worker,
-        job=_job(stem + state_file.JOB_SUFFIX, worker, invalid),
+        job=job,
         alive=alive,
         pid=pid,
         container_id=container_id,
         folder=folder,
         uid=uid,
         process=process,
+        ranks=() if job is None else _ranks(stem + state_file.JOB_SUFFIX, worker, job, proc, invalid),
     )
 
 
@@ -178,6 +181,17 @@ def _job(path: str, worker: WorkerFile, invalid: InvalidFiles) -> JobFile | None
         invalid.add("foreign", path, f"of another worker or another incarnation of worker {worker.worker}")
         return None
     return job
+
+
+def _ranks(path: str, worker: WorkerFile, job: JobFile, proc: Path, invalid: InvalidFiles) -> tuple[JobFile, ...]:
+    """The jobs of a command's running ranks, or none: if one never reported, no rank is judged alone."""
+    if not 1 < job.local_ranks <= state_file.LOCAL_RANKS_MAX:
+        return ()
+    others = [_job(f"{path}.{rank}", worker, invalid) for rank in range(1, job.local_ranks)]
+    known = [each for each in (job, *others) if each is not None and each.process is not None]
+    if [each.local_rank for each in known if each.attempt == job.attempt] != list(range(job.local_ranks)):
+        return ()
+    return tuple(each for each in known if each.process and ProcessId(*each.process).runs(proc=proc))
 
 
 def _lock(path: str, invalid: InvalidFiles) -> tuple[bool | None, int | None]:

@@ -211,7 +211,8 @@ _UNKNOWN: Final[Mapping[Sign, tuple[Doubt, str, Callable[[WorkerFacts], str | No
 
 
 def _where(evidence: WorkerFacts) -> str:
-    return f"phase {evidence.phase}, step {evidence.step}" + (", simulated GPU" if evidence.gpu_simulated else "")
+    rank = "" if evidence.local_rank is None else f", rank {evidence.local_rank}"
+    return f"phase {evidence.phase}, step {evidence.step}{rank}" + (", simulated GPU" if evidence.gpu_simulated else "")
 
 
 def _check_worker_dead(evidence: WorkerFacts) -> Finding:
