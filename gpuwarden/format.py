@@ -88,8 +88,13 @@ def show(*lines: object, file: TextIO | None = None, end: str = "\n", flush: boo
 
 
 def show_json(value: object) -> None:
-    """Print one line of JSON, without control characters."""
-    print(json.dumps(value).replace("\x7f", "\\u007f"))  # noqa: T201
+    """Print one line of JSON."""
+    print(json_line(value))  # noqa: T201
+
+
+def json_line(value: object) -> str:
+    """JSON without control characters."""
+    return json.dumps(value).replace("\x7f", "\\u007f")
 
 
 def format_time(at: float) -> str:
@@ -110,6 +115,14 @@ def format_duration(seconds: float) -> str:
             parts.append(f"{left // unit_s} {name}")
             left %= unit_s
     return " ".join(parts[:2])
+
+
+def format_age(seconds: float) -> str:
+    """A duration in one unit, for a column: `150s`, `5m`, `3h`, `9d`."""
+    for name, unit_s, up_to_s in (("s", 1, 300), ("m", 60, 7200), ("h", 3600, 172800)):
+        if seconds < up_to_s:
+            return f"{max(0, int(seconds / unit_s))}{name}"
+    return f"{int(seconds / 86400)}d"
 
 
 def count_of(number: int, noun: str) -> str:

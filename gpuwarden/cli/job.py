@@ -6,14 +6,17 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from gpuwarden.cli import job_table
 from gpuwarden.cli.acts import add_act, add_json, add_reason, runtime_dir
-from gpuwarden.cli.progress import figures, report_of, reports, short, silence, whole
+from gpuwarden.cli.progress import Reports, figures, report_of, reports, silence, whole
+from gpuwarden.cli.watch import watch
 from gpuwarden.clock import stamp
 from gpuwarden.db.rows import UnreadableRowError
 from gpuwarden.errors import GpuwardenError
@@ -24,6 +27,7 @@ from gpuwarden.format import (
     format_duration,
     format_time,
     format_utc_time,
+    json_line,
     operator_name,
     show,
     show_json,
@@ -83,53 +87,41 @@ def _submit(store: JobStore, arguments: argparse.Namespace) -> int:
 
 
 def _list(store: JobStore, arguments: argparse.Namespace) -> int:
-    if not arguments.watch:
-        return _list_once(store, arguments)
-    with closing(store.changes()) as changes:
-        while True:
-            sys.stdout.write("\x1b[H\x1b[J" if sys.stdout.isatty() else "")
-            _list_once(store, arguments)
-            sys.stdout.flush()
-            changes.wait(LOOK_S)
-
-
-def _list_once(store: JobStore, arguments: argparse.Namespace) -> int:
-    states = frozenset(State(name) for name in arguments.state or State)
-    here, shown = reports(arguments.runtime_dir), 0
-
-    def count() -> None:
-        nonlocal shown
-        if not shown and not arguments.json:
-            show(
-                f"{'JOB':>6} {'STATE':9} {'QUEUE':8} {'ATTEMPT':>7} {'RETRIES':>7} {'PRIO':>4}  "
-                f"{'WORKER':12} {'PROGRESS':9} {'SILENT':19} REASON"
+    limit: int = arguments.limit
+    if arguments.watch:
+        with closing(store.changes()) as changes:
+            return watch(
+                lambda rows: _listed(store, arguments, min(limit or LIST_MAX, max(1, rows - 1)) if rows else limit),
+                lambda: changes.wait(LOOK_S),
+                now=store.now,
+                in_place=not arguments.json,
             )
-        shown += 1
-
-    def show_unreadable(error: UnreadableRowError) -> None:
-        count()
-        if arguments.json:
-            show_json({"job_id": error.key, "unreadable": error.reason})
-        else:
-            show(f"{error.key:>6} unreadable: {error.reason}")
-
-    its: dict[str, Any] = {"queue": arguments.queue, "run_id": arguments.run, "unreadable": show_unreadable}
-    found = store.queries.newest(limit=arguments.limit, states=states, **its)
-    for job in found:
-        count()
-        report = report_of(job, here)
-        if arguments.json:
-            show_json({**asdict(job), "progress": figures(report, stamp())})
-        else:
-            progress, silent = "-" if report is None else short(report), report and silence(report, stamp())
-            show(
-                f"{job.job_id:>6} {job.state:9} {job.queue:8} {job.attempt:>7} {job.watchdog_retries:>7} "
-                f"{job.priority:>4}  {job.worker or '-':12} {progress:9} "
-                f"{silent or '-':19} {job.reason or ''}".rstrip()
-            )
-    if shown == arguments.limit and not arguments.json and not arguments.watch:
-        show(f"gpuwarden job: these are the newest {shown}; --limit 0 lists all", file=sys.stderr)
+    listed = 0
+    for number, line in enumerate(_listed(store, arguments, limit)):
+        listed = number  # the heading is number 0
+        show(line)
+    if limit and listed == limit and not arguments.json:
+        show(f"gpuwarden job: these are the newest {limit}; --limit 0 lists all", file=sys.stderr)
     return 0
+
+
+def _listed(store: JobStore, arguments: argparse.Namespace, limit: int) -> Iterator[str]:
+    """The heading and a line for each job, or only JSON."""
+    states, here = frozenset(State(name) for name in arguments.state or State), reports(arguments.runtime_dir)
+    broken = list[UnreadableRowError]()
+    its: dict[str, Any] = {"queue": arguments.queue, "run_id": arguments.run, "unreadable": broken.append}
+    found = store.queries.newest(limit=limit, states=states, **its)
+    if not arguments.json:
+        return job_table.lines(found, broken, here, now=store.now(), stamp=stamp())
+    return map(json_line, _as_json(found, broken, here))
+
+
+def _as_json(found: Iterable[Job], broken: list[UnreadableRowError], here: Reports) -> Iterator[dict[str, Any]]:
+    for job in chain(found, (None,)):
+        yield from ({"job_id": each.key, "unreadable": each.reason} for each in broken)
+        broken.clear()
+        if job is not None:
+            yield {**asdict(job), "progress": figures(report_of(job, here), stamp())}
 
 
 def _show(store: JobStore, arguments: argparse.Namespace) -> int:
@@ -374,14 +366,18 @@ def _parser() -> argparse.ArgumentParser:
     submit.add_argument("--no-steps", action="store_true", help="the job reports no steps, so no stall timeout applies")
 
     listing = add_act(
-        acts, "list", _list, "list the newest jobs, oldest first; SILENT is the time without a step beat, of its limit"
+        acts,
+        "list",
+        _list,
+        "list the newest jobs, oldest first; AGE is the time from submit to end or now, SILENT "
+        "the age of the last step beat, of its limit",
     )
     listing.add_argument("--queue", help="only this queue")
     listing.add_argument("--run", help="only this run")
     listing.add_argument(
         "--limit", type=_count, default=LIST_MAX, metavar="N", help="number of jobs; 0 lists all (default: %(default)s)"
     )
-    listing.add_argument("--watch", action="store_true", help="repeat at every change, until Ctrl-C")
+    listing.add_argument("--watch", action="store_true", help="show the list again at every change, until Ctrl-C")
     _dir(listing)
     listing.add_argument("--state", action="append", choices=list(State), help="only this state; repeatable")
     add_json(listing)

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
+from gpuwarden.cli.watch import watch
 from gpuwarden.db.engine import DatabaseError
 from gpuwarden.db.running_up import environment
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import Parser, count_of, format_duration, format_time, show, show_json
+from gpuwarden.format import Parser, count_of, format_duration, format_time, json_line, show
 from gpuwarden.queue import JobStore, Quarantine, WorkerRow
 from remediator.commands.open_ledger import add_ledger, existing, queue_url
 from remediator.commands.orders import span
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 3.0
 """Timeout of each part, seconds."""
+
+WATCH_S: Final = 2.0
+"""Time between two pages of `--watch`, seconds."""
 
 BEAT_MAX_S: Final = 15.0
 """Maximum age of a live executor's heartbeat, seconds. It writes one a second."""
@@ -184,13 +188,23 @@ class Report:
 def command(argv: list[str]) -> int:
     """`gpuwarden status`."""
     wanted = _parser().parse_args(argv)
+    if wanted.watch:
+        return watch(
+            lambda _: _lines(look(wanted, now=time.time()), wanted),
+            lambda: time.sleep(WATCH_S),
+            now=time.time,
+            in_place=not wanted.json,
+        )
     report = look(wanted, now=time.time())
-    if wanted.json:
-        needs = report.needs()
-        show_json({"ok": not needs, "needs": needs, **asdict(report)})
-    else:
-        show(*page(report))
+    show(*_lines(report, wanted))
     return 1 if report.needs() else 0
+
+
+def _lines(report: Report, wanted: argparse.Namespace) -> Iterator[str]:
+    if not wanted.json:
+        return page(report)
+    needs = report.needs()
+    return iter((json_line({"ok": not needs, "needs": needs, **asdict(report)}),))
 
 
 def look(wanted: argparse.Namespace, *, now: float) -> Report:
@@ -514,4 +528,5 @@ def _parser() -> argparse.ArgumentParser:
         option = f"--exporter-{name.replace('_', '-')}"
         parser.add_argument(option, type=of, default=known.get(env), help=f"{title}, or ${env}")
     parser.add_argument("--json", action="store_true", help="print JSON; times are Unix seconds")
+    parser.add_argument("--watch", action="store_true", help=f"show it again every {WATCH_S:g} s, until Ctrl-C")
     return parser

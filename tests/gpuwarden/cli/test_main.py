@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -184,9 +185,11 @@ def test_table_has_one_line_per_job_under_its_heading(capsys: pytest.CaptureFixt
 
     heading, line = out.splitlines()
     assert heading.split() == [
-        "JOB", "STATE", "QUEUE", "ATTEMPT", "RETRIES", "PRIO", "WORKER", "PROGRESS", "SILENT", "REASON"
+        "JOB", "STATE", "TASK", "QUEUE", "AGE", "TRY", "WORKER", "PROGRESS", "SILENT", "REASON"
     ]  # fmt: skip
-    assert line.split() == ["1", "queued", "gpu", "0", "0", "100", "-", "-", "-"]
+    assert line.split()[:4] == ["1", "queued", "-", "gpu"]
+    assert re.fullmatch(r"\d+s", line.split()[4])
+    assert line.split()[5:] == ["0", "-", "-", "-"]
 
 
 @pytest.mark.usefixtures("store")

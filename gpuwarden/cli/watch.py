@@ -1,0 +1,98 @@
+"""`--watch`: show a page again and again, in place at a terminal, until Ctrl-C, SIGTERM or a closed pipe."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.format import format_time, printable, show
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+RETRY_S: Final = 1.0
+"""Time between two tries of a page that cannot be read, seconds."""
+
+
+def watch(
+    page: Callable[[int | None], Iterable[str]],
+    wait: Callable[[], object],
+    *,
+    now: Callable[[], float],
+    in_place: bool = True,
+) -> int:
+    """Show pages. Without a terminal, or not `in_place`, each page is printed.
+
+    Args:
+        page: makes the lines, at most as many as given. An error of the first page ends the watch.
+        wait: waits for the next one.
+        now: Unix seconds, for the heading at a terminal.
+        in_place: whether a terminal is redrawn.
+
+    Returns:
+        The exit code: 128 and the signal, or 0 if the reader has gone.
+    """
+    ended_by = signal.SIGINT
+
+    def end(number: int, _frame: object) -> None:
+        nonlocal ended_by
+        ended_by = signal.Signals(number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+    draws = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
+    try:
+        if in_place and draws:
+            _redraw(page, wait, now)
+        else:
+            _print(page, wait)
+    except KeyboardInterrupt:
+        return 128 + ended_by
+    except BrokenPipeError:  # the reader has gone; nothing is left to flush at the exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _print(page: Callable[[int | None], Iterable[str]], wait: Callable[[], object]) -> None:
+    for line in page(None):
+        show(line)
+    while True:
+        sys.stdout.flush()
+        try:
+            wait()
+            for line in page(None):
+                show(line)
+        except GpuwardenError as error:
+            show(f"not readable now: {error}")
+            time.sleep(RETRY_S)
+
+
+def _redraw(page: Callable[[int | None], Iterable[str]], wait: Callable[[], object], now: Callable[[], float]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - slow to import
+    from rich.live import Live  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    lines = list(page(console.height - 1))
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(_text([f"{format_time(now())}, Ctrl-C ends", *lines]), refresh=True)
+                try:
+                    wait()
+                    lines = list(page(console.height - 1))
+                except GpuwardenError as error:
+                    lines = [f"not readable now: {error}"]
+                    time.sleep(RETRY_S)
+    finally:
+        console.print(_text(lines), no_wrap=True, overflow="ellipsis")  # the last page stays
+
+
+def _text(lines: Iterable[str]) -> "Text":
+    """Lines that are cut at the width of the terminal."""
+    from rich.text import Text  # noqa: PLC0415
+
+    return Text("\n".join(map(printable, lines)), no_wrap=True, overflow="ellipsis")
