@@ -159,7 +159,9 @@ class WorkerWatch:
                 continue
             process = (pid, use.start_ticks)
             histories[process] = self._cpu_histories.get(process) or CpuIdleTracker(self._thresholds)
-            still_s[pid] = histories[process].observe(use, now_s=now_s)
+            idle_s = histories[process].observe(use, now_s=now_s)
+            if sighting.process is None or sighting.process.pid == pid:
+                still_s[pid] = idle_s  # a supervisor uses none while its command works
         # Processes that were not read restart, as after a gap.
         self._cpu_histories = histories
         return still_s

@@ -334,9 +334,12 @@ class Reporter:
             self._path(state_file.JOB_SUFFIX).rename(self._path(HIDDEN_SUFFIX))
 
     def show_job(self) -> None:
-        """Show it again."""
-        with suppress(OSError):
-            self._path(HIDDEN_SUFFIX).rename(self._path(state_file.JOB_SUFFIX))
+        """Show it again. Its inactivity restarts."""
+        path = self._path(state_file.JOB_SUFFIX)
+        _restamp(self._path(HIDDEN_SUFFIX), path)
+        self._remove(HIDDEN_SUFFIX)
+        for each in path.parent.glob(f"{path.name}.[0-9]*"):
+            _restamp(each, each)
 
     def items(self, *, done: int, failed: int) -> None:
         """Report how many of the job's items are done and failed."""
@@ -467,6 +470,14 @@ def _reports(path: Path) -> bool:
     except (OSError, ValueError, state_file.StateFileError):
         return False
     return process is not None and procfs.ProcessId(*process).runs()
+
+
+def _restamp(source: Path, path: Path) -> None:
+    now = clock.stamp()
+    with suppress(OSError, ValueError, state_file.StateFileError):
+        job = state_file.parse_job(source.read_text(encoding="utf-8"))
+        job = replace(job, phase_started=now, step_beat=now if job.step_beat else None)
+        atomic_write(path, state_file.render(job))
 
 
 def _remove_ranks(path: Path) -> None:

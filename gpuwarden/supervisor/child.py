@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -99,15 +99,17 @@ class Child:
         self.id = ProcessId.of(self._process.pid)
 
     def wait(self) -> End | int | None:
-        """How it ended, or the signal that stopped it; `None` while it runs. Never waits."""
+        """How it ended, or the signal that stopped or continued it; `None` otherwise. Never waits."""
         try:
-            pid, status = os.waitpid(self.id.pid, os.WNOHANG | os.WUNTRACED)
+            pid, status = os.waitpid(self.id.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
         except ChildProcessError:
             return End(code=255, signal=None)
         if pid == 0:
             return None
         if os.WIFSTOPPED(status):
             return os.WSTOPSIG(status)
+        if os.WIFCONTINUED(status):
+            return signal.SIGCONT
         self._process.returncode = 0  # `Popen` must not wait for it again
         if os.WIFSIGNALED(status):
             return End(code=128 + os.WTERMSIG(status), signal=os.WTERMSIG(status))
@@ -125,11 +127,16 @@ def become_subreaper() -> None:
 
 
 def end_descendants(*, grace_s: float) -> list[int]:
-    """End all children, own and adopted: SIGTERM, then SIGKILL after `grace_s`. Returns the pids that remain."""
+    """End all children, own and adopted; see `end_all`."""
+    return end_all(_left, grace_s=grace_s)
+
+
+def end_all(listed: Callable[[], list[ProcessId]], *, grace_s: float) -> list[int]:
+    """End the listed processes: SIGTERM, then SIGKILL after `grace_s`. Returns the pids that remain."""
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_WAIT_S)):
         deadline_s = time.monotonic() + wait_s
         sent: set[ProcessId] = set()
-        while left := _left():
+        while left := listed():
             for process in left:
                 if process not in sent:
                     procfs.signal_process(process, number)
@@ -139,7 +146,7 @@ def end_descendants(*, grace_s: float) -> list[int]:
             time.sleep(POLL_S)
         else:
             return []
-    return [process.pid for process in _left()]
+    return [process.pid for process in listed()]
 
 
 def reap_adopted(known: Collection[int]) -> None:

@@ -135,6 +135,12 @@ def write_executor(directory: Path, *, armed: bool) -> None:
     atomic_write(directory / EXECUTOR_FILE, json.dumps({"armed": armed, **asdict(clock.stamp())}) + "\n", mode=0o644)
 
 
+def remove_executor(directory: Path) -> None:
+    """Say that the executor ends."""
+    with suppress(OSError):
+        (directory / EXECUTOR_FILE).unlink()
+
+
 def read_executor(directory: Path) -> ExecutorStatus | None:
     """The executor of this host, if it runs."""
     with suppress(SupervisedFileError, KeyError, TypeError, ValueError):

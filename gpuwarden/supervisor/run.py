@@ -19,12 +19,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from gpuwarden import procfs
 from gpuwarden.format import Help, Parser, format_duration, show
 from gpuwarden.job import MIN_TIMEOUT_S, STALL_TIMEOUT_S, Condition, JobClass
 from gpuwarden.procfs import ProcessId
 from gpuwarden.reporter import JOB_FILE, RUN_QUEUE, Reporter
 from gpuwarden.supervisor import files
-from gpuwarden.supervisor.child import Child, CommandError, End, become_subreaper, end_descendants, reap_adopted
+from gpuwarden.supervisor.child import (
+    Child,
+    CommandError,
+    End,
+    become_subreaper,
+    end_all,
+    end_descendants,
+    reap_adopted,
+)
 from gpuwarden.supervisor.files import Notice, ProcessFile, SupervisedFileError
 from gpuwarden.supervisor.output import Output
 from gpuwarden.supervisor.policy import Policy, Restarts
@@ -68,6 +77,7 @@ def command(argv: list[str]) -> int:
         health_window_s=arguments.health_window_s,
     )
     with reporter:
+        _end_earlier(reporter.folder, name)
         run = Run(cmd, reporter, limits, name=name, policy=Policy(arguments.restart), pattern=arguments.steps_from)
         run.announce()
         try:
@@ -132,7 +142,7 @@ class Run:
         for each in (wakeup, sender):
             each.setblocking(False)
         signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-        for number in (*_FORWARDED, signal.SIGTSTP, signal.SIGCHLD, signal.SIGWINCH):
+        for number in (*_FORWARDED, signal.SIGTSTP, signal.SIGCONT, signal.SIGCHLD, signal.SIGWINCH):
             signal.signal(number, self._on_signal)
         self._selector.register(wakeup, selectors.EVENT_READ)
         attempt = 1
@@ -215,6 +225,11 @@ class Run:
                 return found
             if found in _STOPS and self._terminal is not None:
                 self._suspend(child)
+            elif found == signal.SIGCONT:
+                self._reporter.show_job()
+            elif found is not None:
+                self._reporter.hide_job()
+                say(f"the command is stopped by {signal.Signals(found).name}: it is not judged until SIGCONT")
             self._show_notice(child.id)
             self._check_budget(child)
             self._listen(self._output.awaited() if self._output else {})
@@ -250,8 +265,8 @@ class Run:
             # The second one means it.
             child.signal(signal.SIGKILL if self._by_person else number)
             self._by_person = True
-        elif number == signal.SIGTSTP:
-            child.signal(signal.SIGTSTP)
+        elif number in (signal.SIGTSTP, signal.SIGCONT):
+            child.signal(number)
         elif number == signal.SIGWINCH and self._output is not None:
             self._output.resize()
 
@@ -324,6 +339,19 @@ class Run:
     def _taken_signals(self) -> list[int]:
         taken, self._signals = self._signals, []
         return taken
+
+
+def _end_earlier(folder: Path, name: str) -> None:
+    """End what a killed run of this name left. Its command died with it, and no process takes the id of its group."""
+    with suppress(SupervisedFileError, OSError):
+        earlier = files.read_process(folder, name)
+        if earlier is None or folder.stat().st_uid != os.geteuid() or earlier.supervisor.runs():
+            return
+        if not procfs.family(earlier.process):
+            return
+        say("an earlier run of this name was killed: its processes are ended")
+        if left := end_all(lambda: procfs.family(earlier.process), grace_s=LEFT_GRACE_S):
+            say(f"processes {left} cannot be ended")
 
 
 def say(text: str) -> None:

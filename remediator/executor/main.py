@@ -11,6 +11,7 @@ from gpuwarden.db.engine import connect, is_shared
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.fields import made_from
 from gpuwarden.reporter import host_key
+from gpuwarden.supervisor import files
 from remediator.actuators import Actuator
 from remediator.actuators.docker import DockerActuator
 from remediator.actuators.process import ORPHANS, OrphanActuator, ProcessActuator
@@ -81,6 +82,7 @@ def execute(settings: ExecuteSettings) -> None:
                 host=host, who=f"the executor of {host}, started with --armed", now=ledger.now()
             )
         log.info("executor ready", host=host, actuators=sorted(actuators), version=__version__)
+        parts.callback(files.remove_executor, settings.runtime_dir)
         executor.run()
     log.info("executor stopped")
 
