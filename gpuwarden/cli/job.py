@@ -48,6 +48,9 @@ LIST_MAX: Final = 50
 WAIT_TIMEOUT: Final = 2
 """Exit code of a wait that timed out."""
 
+START_S: Final = 5.0
+"""How long the log of a running job may be missing, seconds."""
+
 _Act = Callable[[JobStore, argparse.Namespace], int]
 
 
@@ -249,11 +252,7 @@ def _requeue(store: JobStore, arguments: argparse.Namespace) -> int:
 
 
 def _logs(store: JobStore, arguments: argparse.Namespace) -> int:
-    if arguments.logs is None:
-        return _refuse("missing --logs (or $GPUWARDEN_JOB_LOG_DIR): give the --logs folder of the job's worker")
-    with suppress(UnreadableRowError):
-        store.job(arguments.job)  # fails for an unknown job
-    path = job_logs.newest(arguments.logs, arguments.job, arguments.attempt)
+    path = _log(store, arguments)
 
     def goes_on() -> bool:
         now = store.job(arguments.job)
@@ -262,6 +261,26 @@ def _logs(store: JobStore, arguments: argparse.Namespace) -> int:
     for line in job_logs.lines(path, goes_on=goes_on if arguments.follow else None):
         show(line.removesuffix("\n").expandtabs(), end="\n" if line.endswith("\n") else "", flush=True)
     return 0
+
+
+def _log(store: JobStore, arguments: argparse.Namespace) -> Path:
+    """The log of the attempt. `--follow` waits for the start of the job."""
+    folder: Path = arguments.logs or job_logs.default_folder(arguments.queue_db)
+    waits_s = START_S
+    while True:
+        job = None
+        with suppress(UnreadableRowError):
+            job = store.job(arguments.job)  # fails for an unknown job
+        since = 0.0 if job is None else job.submitted_at
+        try:
+            return job_logs.newest(folder, arguments.job, arguments.attempt, submitted_at=since)
+        except job_logs.JobLogError as missing:
+            if job is None or job.state in FINAL or waits_s <= 0:
+                raise
+            if not arguments.follow:
+                raise GpuwardenError(f"job {job.job_id} is {job.state}: {missing}; --follow waits for it") from None
+        waits_s -= LOOK_S if job.state is State.RUNNING else 0.0
+        time.sleep(LOOK_S)
 
 
 def _block(store: JobStore, arguments: argparse.Namespace) -> int:
@@ -405,10 +424,11 @@ def _parser() -> argparse.ArgumentParser:
     logs = add_act(acts, "logs", _logs, "print the log of an attempt that ran on this host")
     logs.add_argument("job", type=int, metavar="JOB", help="id of the job")
     logs.add_argument("--attempt", type=int, help="number of the attempt; default: the latest with a log")
-    logs.add_argument("--follow", action="store_true", help="follow the log until the attempt ends")
+    logs.add_argument("--follow", action="store_true", help="wait for the start, and follow until the attempt ends")
     log_dir = os.environ.get("GPUWARDEN_JOB_LOG_DIR")
     logs.add_argument("--logs", type=Path, metavar="DIR", default=None if log_dir is None else Path(log_dir),
-                      help="--logs folder of the job's worker; default: $GPUWARDEN_JOB_LOG_DIR")  # fmt: skip
+                      help="--logs folder of the job's worker; default: $GPUWARDEN_JOB_LOG_DIR, else that of this user "
+                           "for the queue")  # fmt: skip
 
     block = add_act(acts, "block", _block, "block jobs that have not started: no worker claims them")
     block.add_argument("job", type=int, metavar="JOB", nargs="+", help="ids of jobs")

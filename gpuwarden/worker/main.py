@@ -34,6 +34,9 @@ HEARTBEATS_PER_LEASE: Final = 3
 
 PROCESSES_MAX: Final = 256
 
+NO_LOGS: Final = Path("none")
+"""Value of `--logs` that keeps no output."""
+
 log: Final = structlog.get_logger("worker")
 
 
@@ -110,12 +113,11 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
     settings = made_from(
         arguments,
         Settings,
+        logs=_log_folder(arguments),
         queue=arguments.queue or (body.name if isinstance(body, Queue) else "gpu"),
         host=host_key(directory),
         gpus=tuple(filter(is_gpu, _named(gpus_named(os.environ) if arguments.gpus is None else arguments.gpus))),
     )
-    if settings.logs is not None:
-        job_logs.check_folder(settings.logs)
     reporter = Reporter(
         directory,
         worker=settings.name,
@@ -132,6 +134,22 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
         finally:
             store.close()
     return 0
+
+
+def _log_folder(arguments: argparse.Namespace) -> Path | None:
+    """The folder of job logs. Only a named one must be writable."""
+    named: Path | None = arguments.logs
+    if named == NO_LOGS:
+        return None
+    try:
+        folder = named or job_logs.default_folder(arguments.queue_db)
+        job_logs.check_folder(folder)
+    except job_logs.JobLogError as error:
+        if named is not None:
+            raise
+        log.warning("output of jobs is not kept", worker=arguments.name, reason=str(error))
+        return None
+    return folder
 
 
 def _directory(arguments: argparse.Namespace, body: Body) -> Path:
@@ -187,8 +205,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs-max", type=int, help="stop after this many jobs; default: no limit")
     log_dir = env.get("GPUWARDEN_JOB_LOG_DIR")
     parser.add_argument("--logs", type=Path, default=None if log_dir is None else Path(log_dir), metavar="DIR",
-                        help="folder for the output of each attempt, see `gpuwarden job logs`; default: "
-                             "$GPUWARDEN_JOB_LOG_DIR, else no logs")  # fmt: skip
+                        help="folder for the output of each attempt, see `gpuwarden job logs`, or none; default: "
+                             "$GPUWARDEN_JOB_LOG_DIR, else a folder of this user for the queue")  # fmt: skip
+    parser.add_argument("--logs-max", type=_jobs, default=job_logs.JOBS_MAX, metavar="JOBS",
+                        help="number of jobs whose output is kept, the newest")  # fmt: skip
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="verbosity")
     return parser
 
@@ -196,6 +216,12 @@ def _parser() -> argparse.ArgumentParser:
 def gpus_named(env: Mapping[str, str]) -> str:
     """UUIDs of this process's GPUs from its environment, comma-separated. Index numbers are ignored."""
     return ",".join(filter(is_gpu, gpu_names.of_process(env) or ()))
+
+
+def _jobs(given: str) -> int:
+    if not given.isdecimal() or not int(given):
+        raise argparse.ArgumentTypeError(f"invalid number {given!r}: use a whole number, 1 or more")
+    return int(given)
 
 
 def _count(given: str) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuwarden.job import HEARTBEAT_S, LEASE_S
+from gpuwarden.worker.job_logs import JOBS_MAX
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,3 +19,5 @@ class Settings:
     heartbeat_s: float = HEARTBEAT_S
     jobs_max: int | None = None
     logs: Path | None = None
+    logs_max: int = JOBS_MAX
+    """Jobs whose logs are kept."""

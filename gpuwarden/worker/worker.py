@@ -244,11 +244,18 @@ class Worker:
 
     @contextmanager
     def _kept_log(self, job: Job, bound: structlog.typing.FilteringBoundLogger) -> Iterator[None]:
-        """Log the output if configured. A log failure does not stop the job."""
+        """Keep the output. A failure of this does not stop the job."""
         with ExitStack() as keeping:
             if self._settings.logs is not None:
                 try:
-                    keeping.enter_context(job_logs.kept(self._settings.logs, job.job_id, job.attempt))
+                    kept = job_logs.kept(
+                        self._settings.logs,
+                        job.job_id,
+                        job.attempt,
+                        submitted_at=job.submitted_at,
+                        jobs_max=self._settings.logs_max,
+                    )
+                    keeping.enter_context(kept)
                 except (job_logs.JobLogError, OSError) as error:
                     bound.warning("job log not written", reason=str(error))
             yield

@@ -431,17 +431,24 @@ def test_package_exports_the_public_names_only() -> None:
 # --- logs
 
 
-def test_output_of_an_attempt_is_logged_from_any_writer(tasks: Any, work: Start, tmp_path: Path) -> None:
+def test_output_of_an_attempt_is_kept_from_any_writer_and_passed_on(tasks: Any, work: Start, tmp_path: Path) -> None:
     handle = tasks.shout.submit()
     worker = work("--jobs-max", "1", "--logs", str(tmp_path / "logs"))
     handle.wait(timeout_s=30)
-    worker.wait(30)
+    output, _ = worker.communicate(timeout=30)
 
-    kept = job_logs.newest(tmp_path / "logs", 1).read_text()
+    kept, errors = job_logs.newest(tmp_path / "logs", 1).read_text(), (tmp_path / "worker.log").read_text()
 
-    for said in ("from a child\n", "from native code\n", "é\n", "job ready"):
+    for said, passed_on in (
+        ("from a child\n", output),
+        ("é\n", output),
+        ("native code\n", errors),
+        ("job ready", errors),
+    ):
         assert said in kept
-        assert said in (tmp_path / "worker.log").read_text()
+        assert said in passed_on
+    assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
+    assert job_logs.newest(tmp_path / "logs", 1).stat().st_mode & 0o777 == 0o600
 
 
 def test_log_of_a_job_that_hangs_with_the_gil_is_readable(tasks: Any, work: Start, tmp_path: Path) -> None:
@@ -455,47 +462,65 @@ def test_log_of_a_job_that_hangs_with_the_gil_is_readable(tasks: Any, work: Star
     assert "before\n" in job_logs.newest(tmp_path / "logs", 1).read_text()
 
 
-def test_newest_attempt_is_shown_by_default(tmp_path: Path) -> None:
-    for attempt in (1, 2, 10):
-        job_logs.path_of(tmp_path, 7, attempt).write_text(f"attempt {attempt}\n")
-    (tmp_path / "job-7-attempt-x.log").touch()
+def test_output_is_kept_by_default_and_found_by_the_queue(
+    tasks: Any, work: Start, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tasks.shout.submit()
+    work("--jobs-max", "1").wait(30)
 
-    assert list(job_logs.lines(job_logs.newest(tmp_path, 7))) == ["attempt 10\n"]
-    assert job_logs.newest(tmp_path, 7, 2).read_text() == "attempt 2\n"
-    with pytest.raises(job_logs.JobLogError, match=r"no log of attempt 3 of job 7 in .*: see the host that ran it"):
-        job_logs.newest(tmp_path, 7, 3)
-    with pytest.raises(job_logs.JobLogError, match="no log of job 8 in"):
-        job_logs.newest(tmp_path / "missing", 8)
-
-
-def test_followed_log_ends_with_its_attempt(tmp_path: Path) -> None:
-    path = job_logs.path_of(tmp_path, 7, 1)
-    path.write_text("first\n")
-    answers = iter([True, True, False])
-
-    def goes_on() -> bool:
-        more = next(answers)
-        with path.open("a") as log:
-            log.write(f"{more}\n")
-        return more
-
-    assert list(job_logs.lines(path, goes_on=goes_on)) == ["first\n", "True\n", "True\n", "False\n"]
+    assert main(["job", "logs", "1"]) == 0
+    assert "from native code\n" in capsys.readouterr().out
+    other = created(f"sqlite:///{tmp_path}/other.db")
+    other.runs.submit(Submission(queue="gpu"), now=other.now())
+    other.close()
+    assert main(["job", "logs", "1", "--queue-db", f"sqlite:///{tmp_path}/other.db"]) == 1
+    assert "gpuwarden job: job 1 is queued: no log of job 1 in" in capsys.readouterr().err
 
 
-def test_oldest_logs_of_a_folder_are_removed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_logs, "LOGS_MAX", 3)
-    for job_id in range(5):
-        path = job_logs.path_of(tmp_path, job_id, 1)
-        path.touch()
-        os.utime(path, (job_id, job_id))
-    (tmp_path / "mine.log").touch()
+def test_output_is_not_kept_with_logs_none(tasks: Any, work: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    handle = tasks.shout.submit()
+    work("--jobs-max", "1", "--logs", "none").wait(30)
 
-    with job_logs.kept(tmp_path, 9, 1):
-        pass
+    assert handle.state is State.COMPLETED
+    assert main(["job", "logs", "1"]) == 1
+    assert "no log of job 1 in" in capsys.readouterr().err
 
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "job-3-attempt-1.log", "job-4-attempt-1.log", "job-9-attempt-1.log", "mine.log",
-    ]  # fmt: skip
+
+def test_full_disk_under_the_output_costs_the_output_only(tasks: Any, work: Start, tmp_path: Path) -> None:
+    handle = tasks.shout.submit()
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "job-1-attempt-1.log").symlink_to("/dev/full")
+    worker = work("--jobs-max", "1", "--logs", str(tmp_path / "logs"))
+    output, _ = worker.communicate(timeout=30)
+
+    assert handle.state is State.COMPLETED
+    errors = (tmp_path / "worker.log").read_text()
+    assert errors.count("attempt-1.log: No space left on device\n") == 1
+    assert "from native code\n" in errors
+    assert "from a child\n" in output
+
+
+def test_unwritable_default_folder_costs_the_output_only(
+    tasks: Any, work: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    handle = tasks.shout.submit()
+    work("--jobs-max", "1").wait(30)
+
+    assert handle.state is State.COMPLETED
+    assert (tmp_path / "worker.log").read_text().count("output of jobs is not kept") == 1
+
+
+def test_followed_log_begins_with_its_job(tasks: Any, work: Start, spawn: Start) -> None:
+    handle = tasks.shout.submit()
+    follower = spawn("-m", "gpuwarden", "job", "logs", "1", "--follow")
+    assert follower.stdout is not None
+    work("--jobs-max", "1")
+
+    assert any("from native code" in line for line in iter(follower.stdout.readline, ""))
+    assert follower.wait(30) == 0
+    assert handle.state is State.COMPLETED
 
 
 def test_unwritable_log_folder_is_refused_before_a_claim(
@@ -530,5 +555,3 @@ def test_job_log_is_printed_and_followed_to_its_end(
     assert "before\n" in capsys.readouterr().out
     assert main(["job", "logs", "1", "--attempt", "2", "--logs", logs]) == 1
     assert "no log of attempt 2 of job 1" in capsys.readouterr().err
-    assert main(["job", "logs", "1"]) == 1
-    assert "missing --logs (or $GPUWARDEN_JOB_LOG_DIR)" in capsys.readouterr().err
