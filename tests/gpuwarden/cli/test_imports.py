@@ -85,3 +85,10 @@ def test_status_without_its_http_parts_imports_no_client(databases: dict[str, st
 
     assert "sqlalchemy" in found
     assert found & HEAVY == set()
+
+
+def test_status_with_its_http_parts_imports_no_command_of_the_client(databases: dict[str, str]) -> None:
+    found = imported("status", databases)
+
+    assert "httpx" in found
+    assert found & {"click", "pygments", "rich"} == set()
