@@ -19,7 +19,7 @@ WATCHDOG_RETRIES_MAX: Final = 3
 """Requeues by the remediator before a job fails (A8)."""
 
 RECLAIMS_MAX: Final = 3
-"""Reclaims before a job fails (A13)."""
+"""The reclaim that fails a job (A13)."""
 
 ATTEMPTS_MAX: Final = 20
 """Attempts of a job before it fails."""

@@ -198,8 +198,8 @@ def requeue_or_fail(
     for row in connection.execute(found).all():
         if row.attempt >= row.attempts_max:
             used = f"all {row.attempts_max} attempts"
-        elif lost and not row.moved and row.reclaims >= RECLAIMS_MAX:
-            used = f"all {RECLAIMS_MAX} reclaims"
+        elif lost and not row.moved and row.reclaims + 1 >= RECLAIMS_MAX:
+            used = f"all {RECLAIMS_MAX} lost attempts"
         else:
             back.append(row.job_id)
             continue

@@ -269,7 +269,7 @@ class Judge:
         self.must(before.state not in FINAL, TERMINAL, what)
         self.must(row.attempt <= min(row.attempts_max, ATTEMPTS_MAX), CAPS, what)
         self.must(row.watchdog_retries <= self.limits.retries_max, CAPS, what)
-        self.must(row.reclaims <= RECLAIMS_MAX, CAPS, what)
+        self.must(row.reclaims < RECLAIMS_MAX, CAPS, what)
         self.must(row.attempt - before.attempt in (0, 1), IDENTITY, what)
         condition = isinstance(actor, RemediatorState) and not actor.is_sweeping
         if condition and before.state is row.state is State.FENCING:

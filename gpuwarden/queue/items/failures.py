@@ -282,10 +282,10 @@ def _take_from(connection: Connection, run_id: str, host: str, worker: str, reas
 
 def _spent(connection: Connection, run_id: str) -> dict[tuple[str, str], str]:
     running = and_(JOBS.c.run_id == run_id, sql.is_in({State.RUNNING}))
-    at_a_cap = or_(JOBS.c.attempt >= JOBS.c.attempts_max, JOBS.c.reclaims >= RECLAIMS_MAX)
+    at_a_cap = or_(JOBS.c.attempt >= JOBS.c.attempts_max, JOBS.c.reclaims + 1 >= RECLAIMS_MAX)
     reasons = {}
     for row in connection.execute(select(JOBS).where(running, at_a_cap).order_by(JOBS.c.job_id.desc())):
-        used = f"attempt {row.attempt} of {row.attempts_max}, reclaimed {row.reclaims} times of {RECLAIMS_MAX}"
+        used = f"attempt {row.attempt} of {row.attempts_max}, {row.reclaims} lost attempts, and {RECLAIMS_MAX} fail it"
         reasons[row.host, row.worker] = (
             f"job {row.job_id} has no attempt or reclaim left ({used}): without {row.worker} on {row.host} "
             f"the job and its run would fail; `gpuwarden worker lock {row.worker} --host {row.host}` lets the worker "

@@ -167,7 +167,7 @@ class Records:
     def given_away(self, job: Task, move: Move, now: float) -> None:
         """Take a job from its worker, or fail it at a cap."""
         lost = move is not Move.RELEASE
-        if job.attempt >= job.attempts_max or (lost and job.reclaims >= RECLAIMS_MAX):
+        if job.attempt >= job.attempts_max or (lost and job.reclaims + 1 >= RECLAIMS_MAX):
             self.over_as(job, Move.EXHAUST, now)
             return
         self.move(job, move)

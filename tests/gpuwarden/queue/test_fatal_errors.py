@@ -46,15 +46,15 @@ def test_job_that_is_given_back_counts_as_a_reclaim(store: JobStore) -> None:
 
 
 @pytest.mark.behaviour("A13")
-def test_job_that_ends_its_fourth_worker_fails_with_its_event(store: JobStore) -> None:
+def test_job_that_ends_its_third_worker_fails_with_its_event(store: JobStore) -> None:
     job_id = submit(store)
-    for _ in range(RECLAIMS_MAX):
+    for _ in range(2):
         assert give_back(store, claim(store))
 
     assert give_back(store, claim(store))
 
     ended = store.job(job_id)
-    assert (ended.state, ended.reason) == (State.FAILED, f"{WHY}, and all 3 reclaims are used")
+    assert (ended.state, ended.reason) == (State.FAILED, f"{WHY}, and all 3 lost attempts are used")
     assert store.outbox.events_of(job_id) == ["failed"]
 
 
@@ -113,7 +113,7 @@ def test_older_errors_do_not_lock(store: JobStore) -> None:
 
 def test_one_job_does_not_lock_its_worker(store: JobStore) -> None:
     submit(store, attempts_max=100)
-    for _ in range(RECLAIMS_MAX + 1):
+    for _ in range(RECLAIMS_MAX):
         assert give_back(store, claim(store))
 
     assert locked(store) is None

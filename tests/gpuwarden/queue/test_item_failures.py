@@ -465,7 +465,7 @@ def test_job_at_its_last_attempt_is_left_to_its_worker(store: JobStore, act: str
     start(store, jobs=1)
     job = claimed(store, 1)
     fail(store, job, times=6)
-    used = {"attempts_max": 1} if cap == "attempts" else {"reclaims": RECLAIMS_MAX}
+    used = {"attempts_max": 1} if cap == "attempts" else {"reclaims": RECLAIMS_MAX - 1}
     with writing(store._engine) as connection:
         connection.execute(update(JOBS).values(**used))
     before = everything(store)

@@ -574,7 +574,7 @@ def laws(before: dict[int, Row], rows: dict[int, Row], outbox: Sequence[Any], ne
     lacks = Counter(job_id for job_id, needed in needs if rows[needed].state != State.COMPLETED)
     for job_id, row in rows.items():
         assert (row.claimed_by is not None) == (row.state in owned), "an owned job has an owner, others have none"
-        assert row.reclaims <= RECLAIMS_MAX
+        assert row.reclaims < RECLAIMS_MAX
         assert row.attempt > 0 or row.state not in owned
         assert ended[job_id, row.state] == (row.state in FINAL), "one event of its end"
         assert sum(ended[job_id, kind] for kind in FINAL) == (row.state in FINAL), "and no other"

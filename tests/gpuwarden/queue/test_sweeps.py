@@ -35,10 +35,10 @@ def test_renewed_lease_is_not_reclaimed(store: JobStore) -> None:
 
 
 @pytest.mark.behaviour("A13")
-def test_job_at_the_reclaim_cap_fails_with_its_event(store: JobStore) -> None:
+def test_job_whose_worker_died_under_it_three_times_fails_with_its_event(store: JobStore) -> None:
     job_id = submit(store, run_id="r1", attempts_max=100)
     now = NOW
-    for reclaim in range(RECLAIMS_MAX):
+    for reclaim in range(2):
         claim(store, now=now)
         now += 601
         assert store.sweeps.reclaim_expired(now=now) == [job_id]
@@ -50,8 +50,8 @@ def test_job_at_the_reclaim_cap_fails_with_its_event(store: JobStore) -> None:
     assert store.sweeps.reclaim_expired(now=now + 601) == [job_id, other]
 
     ended = store.job(job_id)
-    assert (ended.state, ended.reason) == (State.FAILED, "lease expired, and all 3 reclaims are used")
-    assert (ended.attempt, ended.reclaims, ended.watchdog_retries) == (4, 3, 0)
+    assert (ended.state, ended.reason) == (State.FAILED, "lease expired, and all 3 lost attempts are used")
+    assert (ended.attempt, ended.reclaims, ended.watchdog_retries) == (3, 2, 0)
     assert store.outbox.events_of(job_id) == ["failed"]
     assert store.job(other).state is State.QUEUED
 
@@ -131,7 +131,7 @@ def test_exhausted_job_is_not_requeued_but_can_be_failed(store: JobStore) -> Non
 
 def test_reclaims_and_registrations_share_a_cap(store: JobStore) -> None:
     job_id = submit(store, attempts_max=100)
-    for turn in range(RECLAIMS_MAX):
+    for turn in range(RECLAIMS_MAX - 1):
         assert store.job(job_id).reclaims == turn
         store.claims.register("gpu", host="box1", worker="w1", incarnation=f"{turn}", now=NOW)
         job = store.claims.claim("gpu", host="box1", worker="w1", incarnation=f"{turn}", now=NOW)
@@ -144,7 +144,7 @@ def test_reclaims_and_registrations_share_a_cap(store: JobStore) -> None:
 
     ended = store.job(job_id)
     assert (ended.state, ended.reason) == (
-        State.FAILED, "its worker was restarted, and all 3 reclaims are used"
+        State.FAILED, "its worker was restarted, and all 3 lost attempts are used"
     )  # fmt: skip
     assert store.outbox.events_of(job_id) == ["failed"]
 

@@ -190,6 +190,23 @@ def test_restarted_worker_gets_its_job_at_once(start: Callable[..., Any], store:
     assert not store.claims.renew(job_id, attempt=1, incarnation=first.claimed_by or "", now=store.now())
 
 
+@pytest.mark.behaviour("A13")
+def test_job_whose_worker_was_killed_three_times_fails(start: Callable[..., Any], store: JobStore, log: Path) -> None:
+    job_id = submit(store, do="block")
+    for attempt in (1, 2, 3):
+        killed = start()
+        eventually(lambda: "job ready" in log.read_text(), f"attempt {attempt} runs", log=log.read_text)
+        assert store.job(job_id).attempt == attempt
+        killed.kill()
+        killed.wait()
+
+    start()
+
+    ended = store.job(job_id)
+    assert (ended.state, ended.attempt) == (State.FAILED, 3)
+    assert ended.reason == "its worker was restarted, and all 3 lost attempts are used"
+
+
 @pytest.mark.behaviour("A11")
 @pytest.mark.needs_postgres
 def test_worker_that_wakes_after_its_job_was_taken_ends_without_changes(
