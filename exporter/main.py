@@ -32,13 +32,13 @@ from exporter.sources.gpu.drm import gpus as drm
 from exporter.sources.gpu.isolated.process import Driver
 from exporter.sources.gpu.isolated.supervisor import IsolatedDriver
 from exporter.sources.gpu.nvml import library, presence
-from exporter.sources.process_io import raise_file_limit
 from exporter.sources.servers.http_probe import Prober
 from exporter.sources.servers.monitor import Servers
 from exporter.sources.tasks import Tasks
 from exporter.state.answered_servers import AnsweredFile
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.files import raise_file_limit
 from gpuwarden.format import show
 from gpuwarden.http.serving import Server, bind
 from gpuwarden.http.web_config import WebConfig

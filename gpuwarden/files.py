@@ -1,6 +1,7 @@
 """Atomic file replacement, and values that follow their files. Standard library only."""
 
 import os
+import resource
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,9 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from gpuwarden.errors import GpuwardenError
+
+OPEN_FILES: Final = 8192
+"""Enough for 2,000 processes and 400 containers of an exporter."""
 
 READS_MAX: Final = 3
 """Reads before a reload fails."""
@@ -61,6 +65,14 @@ def atomic_open(
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
+
+
+def raise_file_limit() -> None:
+    """Raise this process's limit of open files, which is 1024 in a systemd service."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class ReloadingFile(Generic[T]):

@@ -33,6 +33,7 @@ import structlog
 from gpuwarden.db.engine import NoAnswerError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import error_text, printable, trace_lines, trace_of
+from gpuwarden.gateway.client import GatewayStore
 from gpuwarden.job import FINAL, LEASE_S, ItemState, JobClass, JobId, Phase, State
 from gpuwarden.queue import (
     PRIORITY,
@@ -125,7 +126,7 @@ class Current:
 
     job: Job
     report: Reporter
-    store: JobStore
+    store: JobStore | GatewayStore
     fatal: Hook = None
 
     def items(self) -> Iterator[TakenItem]:
@@ -153,8 +154,7 @@ class Current:
             self.report.items(done=done, failed=failed)
             self.report.step()
         if self.job.run_id is not None:
-            run_id = self.job.run_id
-            counts = self._answer(lambda: self.store.items.counts(run_id))
+            counts = self._answer(lambda: self.store.item_counts(self.job))
             if counts[ItemState.FAILED] and counts[ItemState.FAILED] + counts[ItemState.DONE] == counts.total():
                 raise ItemsFailedError(f"{counts[ItemState.FAILED]} of the run's {counts.total()} items have failed")
 
@@ -188,7 +188,7 @@ class Current:
 
     def ranks(self) -> list[Job]:
         """The ranks of this job in order, with their hosts once claimed."""
-        return [self.job] if self.job.gang is None else self.store.queries.of_gang(self.job.gang)
+        return [self.job] if self.job.gang is None else self.store.ranks(self.job)
 
     def phase(self, phase: Phase | str, *, timeout_s: float | None = None, busy_timeout_s: float | None = None) -> None:
         """Set the phase: `load`, `step`, `eval`, `checkpoint`, `save` or `idle`.
@@ -335,6 +335,7 @@ class Queue:
             raise TaskError(f"models_max {models_max} is invalid: use 1 or more")
         self._url = url
         self._store: JobStore | None = None
+        self._served: GatewayStore | None = None
         self.name = name
         self.fatal = fatal
         self._models_max = models_max
@@ -344,14 +345,20 @@ class Queue:
 
     @property
     def store(self) -> JobStore:
-        """The open queue."""
+        """The open queue.
+
+        Raises:
+            TaskError: this worker has a gateway, which takes no new jobs.
+        """
+        if self._served is not None:
+            raise TaskError("a worker behind a gateway submits no jobs: submit them from a program with a database")
         if self._store is None:
             self._store = created(self.url)
         return self._store
 
-    def serve_from(self, store: JobStore) -> None:
+    def serve_from(self, store: JobStore | GatewayStore) -> None:
         """Use the queue that a worker has opened."""
-        self._store = store
+        self._store, self._served = (None, store) if isinstance(store, GatewayStore) else (store, None)
 
     @property
     def url(self) -> str:
@@ -457,7 +464,7 @@ class Queue:
         before = (self._model(str(task.template.model)),) if self.loads(task.template.model) else ()
 
         def work() -> Result:
-            _running.append(Current(job=job, report=report, store=self.store, fatal=self.fatal))
+            _running.append(Current(job=job, report=report, store=self._served or self.store, fatal=self.fatal))
             try:
                 return task.function(*before, *job.payload.get("positional", ()), **job.payload.get("arguments", {}))
             finally:

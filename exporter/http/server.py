@@ -16,7 +16,6 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from exporter.collectors.registry import SNAPSHOT_FRESH_S
 from exporter.http import evidence, exposition
@@ -25,7 +24,8 @@ from exporter.model.snapshot import Snapshot, SourceHealth
 from gpuwarden import __version__, clock
 from gpuwarden import evidence as facts
 from gpuwarden.format import printable
-from gpuwarden.http.web_config import BusyError, WebConfig
+from gpuwarden.http.check_request import CheckRequest
+from gpuwarden.http.web_config import WebConfig
 from gpuwarden.state_file import Stamp
 
 GZIP_LEVEL: Final = 1
@@ -50,9 +50,6 @@ _PAGE: Final = """<!doctype html>
 </html>
 """
 
-_PUBLIC_PATHS: Final = ("/-/healthy", "/-/ready")
-"""Pages without credentials: probes of Kubernetes and Docker have no password."""
-
 
 def create_app(
     registry: CollectorRegistry, latest: Callable[[], Snapshot | None], *, host: str, web: WebConfig
@@ -73,38 +70,8 @@ def create_app(
         Route("/-/healthy", _healthy),
         Route("/-/ready", pages.ready),
     ]
-    middleware = [Middleware(_CheckRequest, web=web), Middleware(GZipMiddleware, compresslevel=GZIP_LEVEL)]
+    middleware = [Middleware(CheckRequest, web=web), Middleware(GZipMiddleware, compresslevel=GZIP_LEVEL)]
     return Starlette(routes=routes, middleware=middleware, exception_handlers={404: _no_page})
-
-
-class _CheckRequest:
-    """Middleware: accept GET and HEAD requests with valid credentials."""
-
-    def __init__(self, app: ASGIApp, *, web: WebConfig) -> None:
-        self._app = app
-        self._web = web
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = await self._refusal(Request(scope))
-        # Starlette reads the codings of a request in lower case alone.
-        headers = [(name, value.lower() if name == b"accept-encoding" else value) for name, value in scope["headers"]]
-        scope = {**scope, "headers": headers}
-        await (refusal or self._app)(scope, receive, send)
-
-    async def _refusal(self, request: Request) -> Response | None:
-        if request.method not in ("GET", "HEAD"):
-            says = "only GET and HEAD are supported\n"
-            return PlainTextResponse(says, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"})
-        if request.url.path in _PUBLIC_PATHS:
-            return None
-        try:
-            refusal = await self._web.refusal(request.headers.get("Authorization", ""))
-        except BusyError as error:
-            return PlainTextResponse(f"{error}\n", HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "1"})
-        if not refusal:
-            return None
-        says = f"{refusal}; see --web-config-file\n"
-        return PlainTextResponse(says, HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": self._web.challenge})
 
 
 async def _healthy(_: Request) -> Response:

@@ -19,9 +19,6 @@ from gpuwarden import procfs
 _IO: Final = re.compile(rb"rchar: (\d+)\nwchar: (\d+)\n(?:.*\n)*?read_bytes: (\d+)\nwrite_bytes: (\d+)\n")
 """The I/O counters in /proc/PID/io (proc_pid_io(5)): bytes of system calls, and bytes of disks, which include mmap."""
 
-OPEN_FILES: Final = 8192
-"""Enough for 2,000 processes and 400 containers."""
-
 _BYTES_MAX: Final = 4096
 
 
@@ -120,14 +117,6 @@ def _parse_io(io: bytes) -> int:
     if found is None:
         raise ValueError(f"/proc/PID/io has an unknown format: {io[:40]!r}")
     return sum(map(int, found.groups()))
-
-
-def raise_file_limit() -> None:
-    """Raise this process's limit of open files, which is 1024 in a systemd service."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def max_open_files() -> int:

@@ -28,6 +28,7 @@ _OWN: Final[Mapping[str, str]] = {
     "gpu": "gpuwarden.cli.gpu:command",
     "host": "gpuwarden.cli.host:command",
     "init-db": "gpuwarden.cli.init_db:command",
+    "gateway": "gpuwarden.gateway.main:command",
 }
 HELP: Final[Mapping[str, str]] = {
     "run": "run a command and guard it: end it when it hangs, start it again",
@@ -51,6 +52,7 @@ HELP: Final[Mapping[str, str]] = {
     "queue": "list queues, change settings, migrate tables",
     "events": "print ended jobs and runs, once per consumer",
     "worker": "run a worker; list, lock, unlock, drain workers",
+    "gateway": "give the workers of this host the queue through sockets, without a database",
     "exporter": "publish this host's workers, containers and GPUs to Prometheus",
     "remediator": "receive alerts (serve) and act on them (execute)",
 }

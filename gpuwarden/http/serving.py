@@ -23,6 +23,7 @@ from typing import Any, Final
 import structlog
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.http.web_config import WebConfig
@@ -53,6 +54,7 @@ class Server(uvicorn.Server):
         web: TLS and authentication.
         at_start: called once requests are answered.
         at_end: called by the handler of the first stop signal.
+        connections_max: most open connections, if not the usual limits.
     """
 
     def __init__(
@@ -62,8 +64,12 @@ class Server(uvicorn.Server):
         *,
         at_start: Callable[[], None] = lambda: None,
         at_end: Callable[[], None] = lambda: None,
+        connections_max: int | None = None,
     ) -> None:
-        super().__init__(_Config(app, web))
+        config = _Config(app, web)
+        if connections_max is not None:
+            config.slots = _Slots(connections_max, connections_max)
+        super().__init__(config)
         self._web = web
         self._at_start, self._at_end = at_start, at_end
         self._ending = asyncio.Event()
@@ -111,6 +117,37 @@ class Server(uvicorn.Server):
             log.info("SIGHUP: files reloaded; options need a restart", web=self._web.describe())
 
 
+class SocketServer:
+    """Serves an application on one Unix socket, in a running event loop.
+
+    Args:
+        app: the ASGI application.
+        connections_max: most open connections.
+    """
+
+    def __init__(self, app: Any, *, connections_max: int) -> None:
+        self._config = _Config(app, WebConfig(None))
+        self._config.slots = _Slots(connections_max, connections_max)
+        self._config.load()
+        self._state = ServerState()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, listener: socket.socket) -> None:
+        """Answer on a listening socket."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(self._connection, sock=listener)
+
+    def close(self) -> None:
+        """Stop, after the open requests."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+
+    def _connection(self) -> "_Connection":
+        return _Connection(self._config, self._state, {})
+
+
 class _Config(uvicorn.Config):
     def __init__(self, app: Any, web: WebConfig) -> None:
         # Not httptools, uvicorn's default if installed: it reads headers without a limit.
@@ -128,20 +165,21 @@ class _Config(uvicorn.Config):
             timeout_graceful_shutdown=GRACEFUL_S,
         )
         self.web = web
-        self.slots = _Slots()
+        self.slots = _Slots(CONNECTIONS_MAX, ADDRESS_CONNECTIONS_MAX)
         _forward(logging.getLogger("uvicorn.error"))
 
 
 class _Slots:
     """Counts open connections, in total and per address. `waiting` has those without a header, oldest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int, most_of_address: int) -> None:
+        self._most, self._most_of_address = most, most_of_address
         self._taken: Counter[str] = Counter()
         self.waiting: dict[_Connection, str] = {}
 
     def take(self, address: str) -> bool:
-        crowded = self._taken[address] >= ADDRESS_CONNECTIONS_MAX
-        if crowded or self._taken.total() >= CONNECTIONS_MAX:
+        crowded = self._taken[address] >= self._most_of_address
+        if crowded or self._taken.total() >= self._most:
             oldest = next((each for each, its in self.waiting.items() if its == address or not crowded), None)
             if oldest is None:
                 return False
@@ -177,7 +215,7 @@ class _Connection(H11Protocol):
         if peer is None:  # it has hung up
             transport.close()
             return
-        self._peer = _unmapped(peer[0]), peer[1]
+        self._peer = (_unmapped(peer[0]), peer[1]) if peer else ("", 0)  # a Unix socket has none
         self._slot = self.config.slots.take(self._peer[0])
         if not self._slot:
             transport.close()

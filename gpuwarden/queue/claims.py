@@ -297,6 +297,35 @@ class Claims(QueueBase):
                 _note_fatal_error(connection, slot, job_id, now)
             return bool(settled)
 
+    def is_of(self, job_id: int, *, attempt: int, incarnation: str, host: str, worker: str) -> bool:
+        """Whether this slot claimed the attempt. An attempt never moves to another slot."""
+        claimed = sql.is_claimed(job_id, attempt, incarnation)
+        with reading(self._engine) as connection:
+            return bool(
+                connection.scalar(select(exists().where(claimed, JOBS.c.host == host, JOBS.c.worker == worker)))
+            )
+
+    def is_settled(
+        self, job_id: int, *, attempt: int, reason: str | None, given_back: bool, retried_after: int | None
+    ) -> bool:
+        """Whether the queue has this result of the attempt, from a commit whose answer was lost.
+
+        `retried_after` is the number of retries before it, if it is to be retried.
+        """
+        with reading(self._engine) as connection:
+            found = connection.execute(select(JOBS).where(JOBS.c.job_id == job_id)).one_or_none()
+        if found is None:
+            return False
+        if retried_after is not None:
+            return bool(found.retries > retried_after)
+        if reason is None:
+            ours = found.state in (State.COMPLETED, State.FINISHED)
+        elif given_back:
+            ours = str(found.reason).startswith(reason)
+        else:
+            ours = found.state == State.FAILED and found.reason == reason
+        return bool(ours and found.attempt == attempt)
+
     def others_completed(self, queue: str, *, host: str, worker: str, since: float) -> bool:
         """Whether another worker of the queue has completed a job since then."""
         other = and_(WORKERS.c.queue == queue, not_(_is_slot(host, worker)), WORKERS.c.completed_at >= since)

@@ -145,6 +145,14 @@ class Counts(QueueBase):
                 row[0]: ClaimableJobs(jobs=int(row[1]), oldest_at=row[2]) for row in connection.execute(*_waiting())
             }
 
+    def claimable(self, queue: str, *, now: float, at_most: int) -> int:
+        """The claimable jobs of a queue, counted up to a limit."""
+        due = or_(JOBS.c.retry_at.is_(None), JOBS.c.retry_at <= now)
+        its = and_(JOBS.c.queue == queue, sql.is_in({State.QUEUED}), due)
+        some = select(literal(1)).where(its).limit(at_most).subquery()
+        with reading(self._engine) as connection:
+            return int(connection.scalar(select(func.count()).select_from(some)) or 0)
+
     def ended(self) -> dict[tuple[str, State], int]:
         """Ended jobs by queue and state."""
         with reading(self._engine) as connection:

@@ -1,6 +1,7 @@
 """The queue in one database."""
 
-from typing import Self
+from collections import Counter
+from typing import Final, Self
 
 from sqlalchemy import Engine, select
 
@@ -9,7 +10,7 @@ from gpuwarden.db.clock import DatabaseClock
 from gpuwarden.db.engine import is_shared
 from gpuwarden.db.migrate import open_database
 from gpuwarden.db.transactions import reading, writing
-from gpuwarden.job import State
+from gpuwarden.job import ItemState, JobId, State
 from gpuwarden.queue.admin import Admin
 from gpuwarden.queue.claims import Claims
 from gpuwarden.queue.counts import Counts
@@ -19,7 +20,7 @@ from gpuwarden.queue.hosts.lost_hosts import LostHosts
 from gpuwarden.queue.hosts.tokens import HostTokens
 from gpuwarden.queue.items.failures import ItemFailures
 from gpuwarden.queue.items.items import Items
-from gpuwarden.queue.models import Job, UnknownJobError, to_job
+from gpuwarden.queue.models import Job, Result, UnknownJobError, to_job
 from gpuwarden.queue.outbox import Outbox
 from gpuwarden.queue.queries import Queries
 from gpuwarden.queue.queue_settings import Settings
@@ -30,6 +31,9 @@ from gpuwarden.queue.sweeps import Sweeps
 
 class JobStore:
     """The queue in one database, and its parts. Threads may share it."""
+
+    idle_claim_s: Final = 5.0
+    """Interval between claims while idle, without a seen change, seconds."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -103,6 +107,18 @@ class JobStore:
         if row is None:
             raise UnknownJobError(f"the queue has no job {job_id}: see `gpuwarden job list`")
         return to_job(row)
+
+    def inputs(self, job: Job) -> dict[JobId, Result]:
+        """Results of the jobs that this job needs."""
+        return self.runs.inputs(job.job_id)
+
+    def ranks(self, job: Job) -> list[Job]:
+        """The ranks of this job's gang, in order."""
+        return [] if job.gang is None else self.queries.of_gang(job.gang)
+
+    def item_counts(self, job: Job) -> Counter[ItemState]:
+        """Number of items of the job's run by state."""
+        return Counter() if job.run_id is None else self.items.counts(job.run_id)
 
     def jobs(self, *, states: frozenset[State] = frozenset(State)) -> list[Job]:
         """Every job in one of `states`, oldest first."""

@@ -11,6 +11,7 @@ import structlog
 
 from gpuwarden import clock
 from gpuwarden.db.engine import DatabaseError
+from gpuwarden.gateway.client import GatewayStore
 from gpuwarden.job import EXIT_DISOWNED
 from gpuwarden.queue import Job, JobStore
 from gpuwarden.reporter import Reporter
@@ -31,7 +32,12 @@ class Lease:
     """The lease of the current job, and the worker's row."""
 
     def __init__(
-        self, settings: Settings, *, store: JobStore, reporter: Reporter, loaded: Callable[[], str | None]
+        self,
+        settings: Settings,
+        *,
+        store: JobStore | GatewayStore,
+        reporter: Reporter,
+        loaded: Callable[[], str | None],
     ) -> None:
         self._settings = settings
         self._store = store

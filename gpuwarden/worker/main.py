@@ -9,17 +9,19 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from gpuwarden import gpu_names, logs
-from gpuwarden.db.running_up import QUEUE_ENV
+from gpuwarden.db.engine import NoAnswerError
+from gpuwarden.db.running_up import QUEUE_ENV, RUNTIME_DIR_ENV
 from gpuwarden.errors import GpuwardenError, WorkerStopping
 from gpuwarden.fields import made_from
 from gpuwarden.format import Help, Parser, error_text
+from gpuwarden.gateway.client import GatewayStore, socket_in
 from gpuwarden.job import EXIT_DISOWNED, EXIT_FATAL, FRESH_S, HEARTBEAT_S, LEASE_S, Condition
-from gpuwarden.queue import DrainedError, ReplacedError, is_gpu
+from gpuwarden.queue import DrainedError, JobStore, ReplacedError, is_gpu
 from gpuwarden.queue.open import created, default_store
 from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key
 from gpuwarden.supervisor.pool import Pool, names
@@ -36,6 +38,9 @@ PROCESSES_MAX: Final = 256
 
 NO_LOGS: Final = Path("none")
 """Value of `--logs` that keeps no output."""
+
+GATEWAY: Final = "gateway"
+"""Instead of a database URL: the socket in the worker's folder."""
 
 log: Final = structlog.get_logger("worker")
 
@@ -125,8 +130,9 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
         subdirectory=arguments.subdirectory,
         heartbeat_s=settings.heartbeat_s,
     )
+    its: dict[str, Any] = {"worker": settings.name, "stop": stop, "reporter": reporter}
     with reporter:
-        store = answer(lambda: created(arguments.queue_db), worker=settings.name, stop=stop, reporter=reporter)
+        store = answer(lambda: _store(arguments.queue_db, reporter.folder, settings.name), **its)
         if isinstance(body, Queue):
             body.serve_from(store)
         try:
@@ -139,7 +145,7 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
 def _log_folder(arguments: argparse.Namespace) -> Path | None:
     """The folder of job logs. Only a named one must be writable."""
     named: Path | None = arguments.logs
-    if named == NO_LOGS:
+    if named == NO_LOGS or (named is None and arguments.queue_db == GATEWAY):  # a container's files end with it
         return None
     try:
         folder = named or job_logs.default_folder(arguments.queue_db)
@@ -152,10 +158,30 @@ def _log_folder(arguments: argparse.Namespace) -> Path | None:
     return folder
 
 
+def _store(url: str, folder: Path, worker: str) -> JobStore | GatewayStore:
+    """The queue: through the gateway's socket in the worker's folder, or in a database.
+
+    Raises:
+        NoAnswerError: there is no gateway yet.
+    """
+    if url != GATEWAY:
+        return created(url)
+    if not socket_in(folder):
+        raise NoAnswerError(f"no socket in {folder} yet: start `gpuwarden gateway host` on this host")
+    return GatewayStore(folder, worker=worker)
+
+
 def _directory(arguments: argparse.Namespace, body: Body) -> Path:
     """The folder of state files, after the queue's address is known."""
     if arguments.queue_db is None:
-        arguments.queue_db = body.url if isinstance(body, Queue) else default_store()
+        # Only a folder that somebody set up can have a gateway's socket.
+        given = arguments.runtime_dir or Path(os.environ.get(RUNTIME_DIR_ENV, DEFAULT_DIR))
+        own = arguments.subdirectory or arguments.name
+        arguments.queue_db = (
+            GATEWAY if socket_in(given / own) else body.url if isinstance(body, Queue) else default_store()
+        )
+    if arguments.queue_db == GATEWAY:
+        return runtime_dir(arguments.runtime_dir, say=log.warning)
     return runtime_dir(arguments.runtime_dir, say=log.warning, queue_db=arguments.queue_db)
 
 
@@ -182,8 +208,9 @@ def _parser() -> argparse.ArgumentParser:
                              "them; --gpus gives one GPU to each")  # fmt: skip
     parser.add_argument("--queue", help="queue to serve; default: the gpuwarden.Queue's, else gpu")
     parser.add_argument("--queue-db", default=env.get(QUEUE_ENV),
-                        help="database URL of the queue; default: $GPUWARDEN_QUEUE_DB, else the gpuwarden.Queue's, "
-                             "else the running `gpuwarden up`'s, else an SQLite file of this user")  # fmt: skip
+                        help="database URL of the queue, or `gateway` for the socket in the worker's folder; default: "
+                             "$GPUWARDEN_QUEUE_DB, else that socket if it is there, else the gpuwarden.Queue's, else "
+                             "the running `gpuwarden up`'s, else an SQLite file of this user")  # fmt: skip
     parser.add_argument(
         "--runtime-dir",
         type=Path,

@@ -15,7 +15,8 @@ from gpuwarden.db.changes import Changes
 from gpuwarden.db.engine import BUSY_TIMEOUT_S, DatabaseError, NoAnswerError
 from gpuwarden.errors import GpuwardenError, WorkerStopping
 from gpuwarden.format import error_text, trace_end, trace_of
-from gpuwarden.job import JobId, Phase, State
+from gpuwarden.gateway.client import GatewayStore
+from gpuwarden.job import JobId, Phase
 from gpuwarden.queue import Job, JobStore, ReplacedError, Result, Slot, keep_result
 from gpuwarden.queue.outcomes.fatal_errors import COMPLETED_S, FastFailures, is_fatal
 from gpuwarden.reporter import Reporter
@@ -30,9 +31,6 @@ T = TypeVar("T")
 
 IDLE_WAIT_S: Final = 0.2
 """Time between checks for a stop while idle, seconds."""
-
-IDLE_CLAIM_S: Final = 5.0
-"""Interval between claims while idle, without a seen change, seconds."""
 
 RETRY_S: Final = 1.0
 """Seconds between retries while the queue does not answer."""
@@ -88,7 +86,13 @@ class Worker:
     """One slot: one process, one job at a time."""
 
     def __init__(
-        self, settings: Settings, *, store: JobStore, reporter: Reporter, body: Body, stop: Stop | None = None
+        self,
+        settings: Settings,
+        *,
+        store: JobStore | GatewayStore,
+        reporter: Reporter,
+        body: Body,
+        stop: Stop | None = None,
     ) -> None:
         self._settings = settings
         self._stop = stop or Stop()
@@ -154,7 +158,7 @@ class Worker:
                     self._check_in()
                     next_row_s = now_s + self._settings.heartbeat_s
                 if changed or now_s >= next_claim_s:
-                    next_claim_s = now_s + IDLE_CLAIM_S
+                    next_claim_s = now_s + self._store.idle_claim_s
                     job = self._claim()
                     if job is not None:
                         return job
@@ -266,7 +270,7 @@ class Worker:
         try:
             with self._stop.interrupting():
                 if job.needs:
-                    job = replace(job, inputs=self._answer(lambda: self._store.runs.inputs(job.job_id)))
+                    job = replace(job, inputs=self._answer(lambda: self._store.inputs(job)))
                 work = self._body(job, self._reporter)
                 self._reporter.ready()
                 bound.info("job ready")
@@ -362,16 +366,14 @@ class Worker:
 
     def _is_settled(self, job: Job, outcome: "_Outcome") -> bool:
         """Whether the queue already has this result, from a commit whose answer was lost."""
-        found, reason = self._store.job(job.job_id), outcome.failed
-        if outcome.retried:
-            return found.retries > job.retries
-        if reason is None:
-            ours = found.state in (State.COMPLETED, State.FINISHED)
-        elif outcome.fatal:
-            ours = str(found.reason).startswith(f"{GIVEN_BACK}: {reason}")
-        else:
-            ours = found.state is State.FAILED and found.reason == reason
-        return ours and found.attempt == job.attempt
+        reason = f"{GIVEN_BACK}: {outcome.failed}" if outcome.fatal else outcome.failed
+        return self._store.claims.is_settled(
+            job.job_id,
+            attempt=job.attempt,
+            reason=reason,
+            given_back=outcome.fatal,
+            retried_after=job.retries if outcome.retried else None,
+        )
 
     def _check_in(self) -> None:
         if not self._lease.heartbeat(model=None):

@@ -23,9 +23,10 @@ from exporter.model.worker import ProcessWork, WorkerReading, WorkerReadings
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
 from exporter.sources.containers.poller import Listing
-from exporter.sources.process_io import OPEN_FILES, Work
+from exporter.sources.process_io import Work
 from gpuwarden import cgroup, procfs
 from gpuwarden.evidence import WorkerFacts
+from gpuwarden.files import OPEN_FILES
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
 from tests.waiting import eventually
@@ -149,7 +150,7 @@ def test_number_of_open_files_is_bounded_without_effect_on_results(tmp_path: Pat
 )
 def test_limit_of_open_files_is_raised(soft: int, hard: int | None, allowed: int) -> None:
     program = (
-        "import resource, sys; from exporter.sources.process_io import raise_file_limit; "
+        "import resource, sys; from gpuwarden.files import raise_file_limit; "
         "soft, hard = map(int, sys.argv[1:]);"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)); raise_file_limit();"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE))"

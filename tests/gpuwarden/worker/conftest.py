@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.reporter import Reporter
-from tests.gpuwarden.worker.builders import Spawn
+from tests.gpuwarden.worker.builders import Spawn, gateway
 from tests.waiting import eventually
 
 BODIES = """
 import ctypes, sys, time
 from pathlib import Path
 from gpuwarden.db import engine
+from gpuwarden.queue import JobStore
 from gpuwarden.worker import worker
 
 engine.BUSY_TIMEOUT_S = 0.2
-worker.IDLE_CLAIM_S = 0.5
+JobStore.idle_claim_s = 0.5
 worker.RETRY_S = 0.2
 not_callable = 3
 
@@ -59,12 +60,21 @@ def log(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(spawn: Spawn, tmp_path: Path, host_dir: Path, url: str, log: Path) -> Callable[..., subprocess.Popen[str]]:
+def door(request: pytest.FixtureRequest, spawn: Spawn, host_dir: Path, url: str) -> str:
+    """How a worker reaches the queue: its database's URL, or `gateway`, which then runs."""
+    if getattr(request, "param", "database") == "database":
+        return url
+    gateway(spawn, host_dir, url)
+    return "gateway"
+
+
+@pytest.fixture
+def start(spawn: Spawn, tmp_path: Path, host_dir: Path, door: str, log: Path) -> Callable[..., subprocess.Popen[str]]:
     """Start a worker with an empty log, and wait until it is ready or logs the given text."""
     (tmp_path / "bodies.py").write_text(BODIES)
 
     def run(
-        *more: str, body: str = "bodies:load", store: str = url, says: str = "worker ready"
+        *more: str, body: str = "bodies:load", store: str = door, says: str = "worker ready"
     ) -> subprocess.Popen[str]:
         options = ["--name", "w1", "--handler", body, "--queue-db", store, "--runtime-dir", str(host_dir)]
         arguments = ["-m", "gpuwarden", "worker", "run", *options, "--heartbeat-s", "0.2", *more]

@@ -13,6 +13,8 @@ from gpuwarden.queue import JobStore, Submission
 from tests.gpuwarden.worker.builders import reaches, state_files, submit
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.parametrize("door", ["database", "gateway"], indirect=True)
+
 
 def model_of(database: Path) -> str | None:
     """The model in the worker's row."""

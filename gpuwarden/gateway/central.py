@@ -1,0 +1,65 @@
+"""The central gateway: hosts with tokens, over HTTPS."""
+
+import hashlib
+import time
+from typing import Final
+
+from anyio import CapacityLimiter, to_thread
+from fastapi import Request
+
+from gpuwarden.db.engine import DatabaseError
+from gpuwarden.gateway.app import Caller, RefusedError
+from gpuwarden.queue import JobStore
+from gpuwarden.queue.hosts.tokens import Scope
+
+TRUSTED_S: Final = 5.0
+"""How long a token counts as valid without a look into the database, seconds. A revoked one ends after this time."""
+
+THREADS: Final = 2
+"""Most checks of tokens at once."""
+
+TOKENS_MAX: Final = 20_000
+"""Most tokens that are remembered."""
+
+
+class Hosts:
+    """Recognises hosts by their tokens. An invalid token costs one read of the database.
+
+    Args:
+        store: the queue with the hashes of the tokens.
+    """
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._limiter = CapacityLimiter(THREADS)
+        self._known: dict[bytes, tuple[float, str]] = {}
+        self._callers: dict[str, Caller] = {}
+
+    async def caller_of(self, request: Request) -> Caller:
+        """See `Callers`."""
+        kind, _, token = request.headers.get("Authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not token.isascii():
+            raise RefusedError(401, "token", "no token: send Authorization: Bearer TOKEN of `gpuwarden host enrol`")
+        key, now_s = hashlib.sha256(token.encode()).digest(), time.monotonic()
+        known_s, host = self._known.get(key, (0.0, ""))
+        if not host or now_s - known_s >= TRUSTED_S:
+            found = await self._verified(token)
+            if found is None:
+                self._known.pop(key, None)
+                raise RefusedError(401, "token", "the token is wrong, revoked, or not for the queue")
+            host = found
+            if len(self._known) >= TOKENS_MAX:
+                self._known.clear()
+            self._known[key] = now_s, host
+        if host not in self._callers:
+            self._callers[host] = Caller(name=host, host=host, may_be=lambda _: True)
+        return self._callers[host]
+
+    async def _verified(self, token: str) -> str | None:
+        try:
+            return await to_thread.run_sync(self._ask, token, limiter=self._limiter)
+        except DatabaseError as error:
+            raise RefusedError(503, "queue", str(error)) from None
+
+    def _ask(self, token: str) -> str | None:
+        return self._store.host_tokens.verify(token, Scope.QUEUE, self._store.now())

@@ -1,0 +1,283 @@
+"""`gpuwarden gateway`: `host` has a socket for each worker's folder, `central` serves hosts with tokens."""
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import time
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+from fastapi import Request
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gpuwarden import logs
+from gpuwarden.db.engine import NoAnswerError
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.files import raise_file_limit
+from gpuwarden.format import Help, Parser
+from gpuwarden.gateway.app import Caller, Counted, create_app
+from gpuwarden.gateway.central import Hosts
+from gpuwarden.gateway.sockets import Sockets
+from gpuwarden.gateway.upstream import CentralUpstream, DatabaseUpstream, Upstream
+from gpuwarden.gateway.waiting import Waiting
+from gpuwarden.gateway.wire import PREFIX
+from gpuwarden.http.check_request import CheckRequest
+from gpuwarden.http.serving import Server, SocketServer, bind
+from gpuwarden.http.web_config import WebConfig
+from gpuwarden.queue import JobStore
+from gpuwarden.queue.open import add_store, created
+from gpuwarden.reporter import host_key, state_directory
+
+LOOK_S: Final = 1.0
+"""Interval between looks for new folders, seconds."""
+
+RETRY_S: Final = 1.0
+
+SOCKET_CONNECTIONS_MAX: Final = 16
+"""Most open connections of one socket. A worker uses three."""
+
+CENTRAL_CONNECTIONS_MAX: Final = 8192
+"""Most open connections of hosts. Each waiting worker has one."""
+
+THREADS: Final = 12
+"""Most operations at once: fewer than the database pool's connections."""
+
+HOST_PORT: Final = 29837
+CENTRAL_PORT: Final = 29838
+
+CALLER: Final = "gpuwarden.caller"
+"""Key of a socket's caller in a request's scope."""
+
+log: Final = structlog.get_logger("gateway")
+
+
+def command(argv: list[str]) -> int:
+    """`gpuwarden gateway`."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    logs.configure(level=arguments.log_level)
+    return arguments.act(parser, arguments)  # type: ignore[no-any-return]
+
+
+def _host(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    if arguments.central and arguments.token_file is None:
+        parser.error("--central needs --token-file: `gpuwarden host enrol HOST` makes a token")
+    directory: Path = arguments.runtime_dir or state_directory()
+    if not directory.is_dir():
+        raise GpuwardenError(f"{directory} does not exist: create it, with this host's name in {directory}/host")
+    host = host_key(directory)
+    web = WebConfig(arguments.web_config_file)
+    with ExitStack() as held:
+        listener = bind(arguments.listen, arguments.port)
+        registry = CollectorRegistry()
+        store = None
+        if not arguments.central:
+            store = _opened(arguments.queue_db)
+            held.callback(store.close)
+
+        async def serve() -> None:
+            upstream: Upstream = (
+                CentralUpstream(arguments.central, arguments.token_file, ca_file=arguments.ca_file)
+                if store is None
+                else _database(store, registry)
+            )
+            app = create_app(_AtSocket(), upstream, Counted(registry))
+            sockets = Sockets(directory)
+            Gauge("gpuwarden_gateway_sockets", "Sockets of workers' folders.", registry=registry).set_function(
+                lambda: len(sockets.bound)
+            )
+            server = Server(_pages(registry, web), web, at_start=_ready(web, listener, host=host, role="host"))
+            keeping = asyncio.create_task(_keep(sockets, app, host))
+            keeping.add_done_callback(lambda _: server.stop())
+            try:
+                await _run(server, listener)
+            finally:
+                await upstream.close()
+                keeping.cancel()
+                with suppress(asyncio.CancelledError):
+                    await keeping
+
+        asyncio.run(serve())
+    return 0
+
+
+def _central(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    web = WebConfig(arguments.web_config_file)
+    listener = bind(arguments.listen, arguments.port)
+    raise_file_limit()
+    store = _opened(arguments.queue_db)
+
+    async def serve() -> None:
+        registry = CollectorRegistry()
+        upstream = _database(store, registry)
+        app = _by_path(create_app(Hosts(store), upstream, Counted(registry)), _pages(registry, web))
+        ready = _ready(web, listener, role="central")
+        server = Server(app, web, at_start=ready, connections_max=CENTRAL_CONNECTIONS_MAX)
+        try:
+            await _run(server, listener)
+        finally:
+            await upstream.close()
+
+    try:
+        asyncio.run(serve())
+    finally:
+        store.close()
+    return 0
+
+
+class _AtSocket:
+    """Recognises a slot by the socket that it used."""
+
+    async def caller_of(self, request: Request) -> Caller:
+        """See `Callers`."""
+        caller: Caller = request.scope[CALLER]
+        return caller
+
+
+def _opened(url: str) -> JobStore:
+    """Open the queue, and wait for it."""
+    logged = False
+    while True:
+        try:
+            return created(url)
+        except NoAnswerError as error:
+            if not logged:
+                log.warning("queue does not answer; asking again", reason=str(error))
+                logged = True
+            time.sleep(RETRY_S)
+
+
+def _database(store: JobStore, registry: CollectorRegistry) -> DatabaseUpstream:
+    """Answers from a database. Call it in the event loop."""
+    waiting = Waiting(store)
+    waiting.start()
+    Gauge("gpuwarden_gateway_waiting_workers", "Idle workers that wait for a job.", registry=registry).set_function(
+        lambda: waiting.count
+    )
+    return DatabaseUpstream(store, waiting, threads=THREADS)
+
+
+def _ready(web: WebConfig, listener: socket.socket, **its: Any) -> partial[None]:
+    return partial(log.info, "gateway ready", **its, port=listener.getsockname()[1], web=web.describe())
+
+
+async def _run(server: Server, listener: socket.socket) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, server.handle_exit)
+    await server.serve(sockets=[listener])
+
+
+def _by_path(operations: ASGIApp, pages: ASGIApp) -> ASGIApp:
+    """Operations authenticate by token, pages by the web configuration."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        await (operations if path.startswith(PREFIX) or path == "/openapi.json" else pages)(scope, receive, send)
+
+    return answer
+
+
+async def _keep(sockets: Sockets, app: ASGIApp, host: str) -> None:
+    """Serve a socket in each folder, and follow new and removed folders."""
+    servers: dict[str, SocketServer] = {}
+    starting: set[asyncio.Task[None]] = set()
+
+    def opened(folder: str, listener: socket.socket) -> None:
+        caller = Caller(name=folder, host=host, may_be=partial(sockets.may_be, folder))
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await app({**scope, CALLER: caller}, receive, send)
+
+        servers[folder] = SocketServer(answer, connections_max=SOCKET_CONNECTIONS_MAX)
+        start = asyncio.create_task(servers[folder].start(listener))
+        starting.add(start)
+        start.add_done_callback(starting.discard)
+        log.info("socket opened", folder=folder)
+
+    def closed(folder: str) -> None:
+        if folder in servers:
+            servers.pop(folder).close()
+            log.info("socket closed", folder=folder)
+
+    logged = ""
+    try:
+        while True:
+            try:
+                sockets.look(opened=opened, closed=closed)
+                logged = ""
+            except OSError as error:
+                if logged != str(error):
+                    logged = str(error)
+                    log.warning("folders not read", reason=logged)
+            await asyncio.sleep(LOOK_S)
+    finally:
+        for server in servers.values():
+            server.close()
+        sockets.close()
+
+
+def _pages(registry: CollectorRegistry, web: WebConfig) -> Starlette:
+    """`/metrics` and `/-/healthy`."""
+
+    async def metrics(_: Request) -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def healthy(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    routes = [Route("/metrics", metrics), Route("/-/healthy", healthy)]
+    return Starlette(routes=routes, middleware=[Middleware(CheckRequest, web=web)])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="gpuwarden gateway", description="Give workers the queue without a database.", formatter_class=Help
+    )
+    roles = parser.add_subparsers(required=True)
+    host = roles.add_parser(
+        "host",
+        help="make a socket in each worker's folder of this host",
+        description="Make a socket in each worker's folder. Workers reach the queue through it, and need no database, "
+        "password or network.",
+        epilog="A worker finds the socket, or waits for it with --queue-db gateway.",
+        formatter_class=Help,
+    )
+    host.add_argument("--runtime-dir", type=Path, help="folder of state files, with a folder per worker; default: "
+                      "$GPUWARDEN_RUNTIME_DIR, else /run/gpuwarden")  # fmt: skip
+    host.add_argument("--central", metavar="URL", default=os.environ.get("GPUWARDEN_GATEWAY"),
+                      help="address of a central gateway, instead of a database; default: "
+                      "$GPUWARDEN_GATEWAY")  # fmt: skip
+    host.add_argument("--token-file", type=Path, help="file with this host's token, for --central")
+    host.add_argument("--ca-file", type=Path, help="authorities that signed the certificate of --central; default: "
+                      "those of the system")  # fmt: skip
+    central = roles.add_parser(
+        "central",
+        help="serve the gateways of hosts with tokens",
+        description="Serve the gateways of hosts. A host has a token of `gpuwarden host enrol`, and can act for its "
+        "own workers only.",
+        epilog="Give it TLS by --web-config-file, or by a reverse proxy on the same host.",
+        formatter_class=Help,
+    )
+    for each, act, what, port in (
+        (host, _host, "/metrics and /-/healthy", HOST_PORT),
+        (central, _central, "the hosts' requests, /metrics and /-/healthy", CENTRAL_PORT),
+    ):
+        add_store(each)
+        each.add_argument("--listen", default="127.0.0.1", help=f"address of {what}")
+        each.add_argument("--port", type=int, default=port, help="port to listen on; 0 selects a free one")
+        each.add_argument("--web-config-file", type=Path, help="TLS; passwords and tokens of /metrics")
+        each.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"],
+                          help="verbosity")  # fmt: skip
+        each.set_defaults(act=act)
+    return parser

@@ -1,0 +1,320 @@
+"""The operations of a worker, checked and carried out for the slot whose socket it used.
+
+The gateway's clock counts. An operation on a job applies only to the attempt that this slot has claimed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpuwarden.gateway.wire import WAIT_MAX_S
+from gpuwarden.queue import JobStore, Slot
+from gpuwarden.queue.models import COUNT_MAX
+from gpuwarden.state_file import JOB_ID_MAX, SECONDS_MAX, TEXT_MAX
+
+GPUS_MAX: Final = 64
+
+REASON_MAX: Final = 64 * 1024
+"""Most characters of a reason."""
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+Text = Annotated[str, Field(min_length=1, max_length=TEXT_MAX)]
+Reason = Annotated[str, Field(max_length=REASON_MAX)]
+JobNumber = Annotated[int, Field(ge=0, le=JOB_ID_MAX)]
+Attempt = Annotated[int, Field(ge=0, lt=COUNT_MAX)]
+Seconds = Annotated[float, Field(ge=0, lt=SECONDS_MAX)]
+
+
+class Operation(BaseModel):
+    """A request of a worker."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+    path: ClassVar[str]
+    worker: Name
+
+    def run(self, store: JobStore, host: str) -> Any:
+        """Carry it out; returns a JSON value, or a value for `to_wire`."""
+        raise NotImplementedError
+
+
+class Register(Operation):
+    """Start an incarnation; see `Claims.register`."""
+
+    path = "register"
+    queue: Text
+    incarnation: Text
+    gpus: Annotated[list[Text], Field(max_length=GPUS_MAX)] = []
+
+    def run(self, store: JobStore, host: str) -> Any:  # noqa: D102
+        its = {"host": host, "worker": self.worker, "incarnation": self.incarnation}
+        return store.claims.register(self.queue, **its, now=store.now(), gpus=self.gpus)
+
+
+class Claim(Operation):
+    """Claim the next job."""
+
+    path = "claim"
+    queue: Text
+    incarnation: Text
+    lease_s: Seconds
+    loaded: Text | None = None
+
+    def run(self, store: JobStore, host: str) -> Any:  # noqa: D102
+        its = {"host": host, "worker": self.worker, "incarnation": self.incarnation}
+        return store.claims.claim(self.queue, **its, now=store.now(), lease_s=self.lease_s, loaded=self.loaded)
+
+
+class Wait(Operation):
+    """Wait until there may be a job to claim. The application answers it."""
+
+    path = "wait"
+    queue: Text
+    timeout_s: Annotated[float, Field(ge=0, le=WAIT_MAX_S)]
+
+
+class Heartbeat(Operation):
+    """Refresh the worker's row."""
+
+    path = "heartbeat"
+    queue: Text
+    incarnation: Text
+    model: Text | None = None
+    loaded: Text | None = None
+    completed: bool = False
+
+    def run(self, store: JobStore, host: str) -> Any:  # noqa: D102
+        now = store.now()
+        return store.claims.heartbeat(
+            host=host,
+            worker=self.worker,
+            queue=self.queue,
+            incarnation=self.incarnation,
+            model=self.model,
+            now=now,
+            loaded=self.loaded,
+            completed_at=now if self.completed else None,
+        )
+
+
+class RetiredFor(Operation):
+    """The condition for which the incarnation lost its job."""
+
+    path = "retired-for"
+    incarnation: Text
+
+    def run(self, store: JobStore, host: str) -> Any:  # noqa: D102
+        return store.claims.retired_for(host=host, worker=self.worker, incarnation=self.incarnation)
+
+
+class OthersCompleted(Operation):
+    """Whether another worker of the queue has completed a job lately."""
+
+    path = "others-completed"
+    queue: Text
+    within_s: Seconds
+
+    def run(self, store: JobStore, host: str) -> Any:  # noqa: D102
+        since = store.now() - self.within_s
+        return store.claims.others_completed(self.queue, host=host, worker=self.worker, since=since)
+
+
+class QuarantineOf(Operation):
+    """The quarantine that keeps this worker from claims."""
+
+    path = "quarantine"
+
+    def run(self, store: JobStore, host: str) -> Any:  # noqa: D102
+        return store.gpu_quarantine.quarantine_of(host=host, worker=self.worker)
+
+
+class OnJob(Operation):
+    """An operation on a claimed job. It has no effect if this slot does not hold that attempt."""
+
+    job_id: JobNumber
+    attempt: Attempt
+    incarnation: Text
+    refused: ClassVar[Any] = False
+
+    @property
+    def claim(self) -> dict[str, Any]:
+        """The attempt."""
+        return {"attempt": self.attempt, "incarnation": self.incarnation}
+
+    def run(self, store: JobStore, host: str) -> Any:  # noqa: D102
+        if not store.claims.is_of(self.job_id, **self.claim, host=host, worker=self.worker):
+            return self.refused
+        return self.on_job(store, host)
+
+    def on_job(self, store: JobStore, host: str) -> Any:
+        """Carry it out. An attempt never moves to another slot."""
+        raise NotImplementedError
+
+
+class IsSettled(Operation):
+    """Whether the queue has the result of an attempt, from a commit whose answer was lost."""
+
+    path = "is-settled"
+    job_id: JobNumber
+    attempt: Attempt
+    reason: Reason | None = None
+    given_back: bool = False
+    retried_after: Attempt | None = None
+
+    def run(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+        how: dict[str, Any] = {"given_back": self.given_back, "retried_after": self.retried_after}
+        return store.claims.is_settled(self.job_id, attempt=self.attempt, reason=self.reason, **how)
+
+
+class Renew(OnJob):
+    """Extend the lease."""
+
+    path = "renew"
+    lease_s: Seconds
+
+    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+        return store.claims.renew(self.job_id, **self.claim, now=store.now(), lease_s=self.lease_s)
+
+
+class Owns(OnJob):
+    """Whether the attempt still owns its job."""
+
+    path = "owns"
+
+    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+        return store.claims.owns(self.job_id, **self.claim)
+
+
+class Complete(OnJob):
+    """Complete the job."""
+
+    path = "complete"
+    result: Any = None
+    reason: Reason | None = None
+
+    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+        left = {"result": self.result, "reason": self.reason}
+        return store.claims.complete(self.job_id, **self.claim, now=store.now(), **left)
+
+
+class Fail(OnJob):
+    """Fail the job."""
+
+    path = "fail"
+    reason: Reason
+    traceback: Reason | None = None
+
+    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+        left: dict[str, Any] = {"reason": self.reason, "traceback": self.traceback}
+        return store.claims.fail_by_worker(self.job_id, **self.claim, **left, now=store.now())
+
+
+class Retry(OnJob):
+    """Queue the job again after an exception."""
+
+    path = "retry"
+    reason: Reason
+    traceback: Reason | None = None
+
+    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+        left: dict[str, Any] = {"reason": self.reason, "traceback": self.traceback}
+        return store.claims.retry(self.job_id, **self.claim, **left, now=store.now())
+
+
+class Release(OnJob):
+    """Queue the job of a worker that stops."""
+
+    path = "release"
+
+    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+        return store.claims.release(self.job_id, **self.claim, now=store.now())
+
+
+class GiveBack(OnJob):
+    """Queue the job of a worker that cannot go on."""
+
+    path = "give-back"
+    reason: Reason
+    traceback: Reason | None = None
+    gpus: Annotated[list[Text], Field(max_length=GPUS_MAX)] = []
+
+    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: D102
+        slot = Slot(host=host, worker=self.worker, gpus=tuple(self.gpus))
+        left: dict[str, Any] = {"reason": self.reason, "traceback": self.traceback}
+        return store.claims.give_back(self.job_id, **self.claim, slot=slot, **left, now=store.now())
+
+
+class Inputs(OnJob):
+    """Results of the jobs that the job needs."""
+
+    path = "inputs"
+    refused = {}
+
+    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+        return store.runs.inputs(self.job_id)
+
+
+class Ranks(OnJob):
+    """The ranks of the job's gang."""
+
+    path = "ranks"
+    refused = []
+
+    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+        gang = store.job(self.job_id).gang
+        ranks = [] if gang is None else store.queries.of_gang(gang)
+        return [replace(each, claimed_by=None, payload={}) for each in ranks]  # what proves a claim is its owner's
+
+
+class TakeItem(OnJob):
+    """Take the next item of the job's run."""
+
+    path = "items/take"
+    refused = None
+
+    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+        return store.items.take(self.job_id, **self.claim, now=store.now())
+
+
+class FinishItem(OnJob):
+    """Mark an item as done."""
+
+    path = "items/finish"
+    item: Text
+    result: Any = None
+
+    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+        return store.items.finish(self.job_id, **self.claim, item=self.item, now=store.now(), result=self.result)
+
+
+class FailItem(OnJob):
+    """Report a failed item."""
+
+    path = "items/fail"
+    item: Text
+    reason: Reason
+
+    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+        return store.items.fail(self.job_id, **self.claim, item=self.item, reason=self.reason, now=store.now())
+
+
+class CountItems(OnJob):
+    """Number of items of the job's run by state."""
+
+    path = "items/counts"
+    refused = {}
+
+    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+        run_id = store.job(self.job_id).run_id
+        return {} if run_id is None else store.items.counts(run_id)
+
+
+OPERATIONS: Final[Mapping[str, type[Operation]]] = {
+    each.path: each
+    for each in (
+        *(Register, Claim, Wait, Heartbeat, RetiredFor, OthersCompleted, QuarantineOf, IsSettled),
+        *(Renew, Owns, Complete, Fail, Retry, Release, GiveBack, Inputs, Ranks),
+        *(TakeItem, FinishItem, FailItem, CountItems),
+    )
+}

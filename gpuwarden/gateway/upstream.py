@@ -1,0 +1,171 @@
+"""Where a gateway takes its answers from: the queue's database, or a central gateway."""
+
+import json
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+import httpx
+import structlog
+from anyio import CapacityLimiter, to_thread
+
+from gpuwarden.db.engine import DatabaseError, NoAnswerError
+from gpuwarden.db.rows import UnreadableRowError
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.files import ReloadingFile
+from gpuwarden.gateway.operations import Claim, Operation, Wait
+from gpuwarden.gateway.waiting import Waiting
+from gpuwarden.gateway.wire import ERRORS, PREFIX, REQUEST_ID, WAIT_MAX_S, to_wire
+from gpuwarden.queue import JobStore
+
+EXPECTED: Final[tuple[type[GpuwardenError], ...]] = (*ERRORS.values(), UnreadableRowError)
+"""Errors that the worker gets as they are."""
+
+ANSWER_S: Final = 10.0
+"""Longest wait for the central gateway's answer, seconds."""
+
+CONNECT_S: Final = 5.0
+
+log: Final = structlog.get_logger("gateway")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """An answer to a worker. `outcome` is a metric label."""
+
+    status: int
+    content: Any
+    outcome: str
+
+
+class Upstream(Protocol):
+    """Carries out operations of a host's workers."""
+
+    async def carry_out(self, operation: Operation, *, host: str, request_id: str) -> Answer:
+        """Carry it out. Never raises."""
+
+    async def close(self) -> None:
+        """Release what it holds."""
+
+
+class DatabaseUpstream:
+    """Carries operations out in the queue's database.
+
+    Args:
+        store: the queue.
+        waiting: the workers that wait for jobs.
+        threads: most operations at once.
+    """
+
+    def __init__(self, store: JobStore, waiting: Waiting, *, threads: int) -> None:
+        self._store, self._waiting = store, waiting
+        self._limiter = CapacityLimiter(threads)
+
+    async def carry_out(self, operation: Operation, *, host: str, request_id: str) -> Answer:  # noqa: ARG002
+        """See `Upstream`."""
+        try:
+            if isinstance(operation, Wait):
+                found: Any = await self._waiting.wait(operation.queue, operation.timeout_s)
+            else:
+                found = await to_thread.run_sync(operation.run, self._store, host, limiter=self._limiter)
+        except NoAnswerError as error:
+            return _unanswered(operation, str(error))
+        except EXPECTED as error:
+            return failed(409, type(error).__name__, str(error))
+        except (DatabaseError, GpuwardenError) as error:
+            log.warning("operation failed", operation=operation.path, reason=str(error))
+            return failed(500, "queue", str(error))
+        finally:
+            if isinstance(operation, Claim):
+                self._waiting.claimed(operation.queue)
+        return Answer(status=200, content={"result": to_wire(found)}, outcome="done")
+
+    async def close(self) -> None:
+        """Answer all who wait."""
+        self._waiting.close()
+
+
+class CentralUpstream:
+    """Passes operations on to a central gateway.
+
+    Args:
+        url: the address of the central gateway.
+        token_file: file with this host's token. A changed file is read again.
+        ca_file: authorities that signed the central gateway's certificate; default: those of the system.
+
+    Raises:
+        GpuwardenError: the address or a file is invalid.
+    """
+
+    def __init__(self, url: str, token_file: Path, *, ca_file: Path | None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise GpuwardenError(f"invalid address {url!r}: use https://HOST:PORT")
+        if parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+            raise GpuwardenError(f"{url} is not encrypted, and would show the token: use https")
+        try:
+            context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+            self._token = ReloadingFile([token_file], lambda: token_file.read_text(encoding="ascii").strip())
+        except (OSError, ValueError) as error:
+            raise GpuwardenError(f"cannot read {ca_file or token_file}: {error}") from None
+        self._url = url.rstrip("/")
+        self._client = httpx.AsyncClient(
+            verify=context,
+            timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
+            trust_env=False,
+        )
+
+    async def carry_out(self, operation: Operation, *, host: str, request_id: str) -> Answer:  # noqa: ARG002 - from the token
+        """See `Upstream`."""
+        try:
+            self._token.reload()
+        except (OSError, ValueError, GpuwardenError) as error:
+            log.warning("token file not read, old token in use", reason=str(error))
+        headers = {"Authorization": f"Bearer {self._token.value}", "Content-Type": "application/json"}
+        timeout = httpx.Timeout(WAIT_MAX_S + ANSWER_S if isinstance(operation, Wait) else ANSWER_S, connect=CONNECT_S)
+        try:
+            answer = await self._client.post(
+                f"{self._url}{PREFIX}{operation.path}",
+                content=operation.model_dump_json(),
+                headers=headers | ({REQUEST_ID: request_id} if request_id else {}),
+                timeout=timeout,
+            )
+            content = answer.json()
+        except (httpx.HTTPError, ValueError, RecursionError) as error:
+            return _unanswered(operation, f"central gateway {self._url}: {error or type(error).__name__}")
+        if answer.status_code in (401, 403):
+            reason = _reason(content)
+            log.error("the central gateway refuses this host", central=self._url, reason=reason)
+            return failed(503, "refused", f"the central gateway refuses this host: {reason}")
+        return Answer(status=answer.status_code, content=content, outcome=_outcome(answer.status_code, content))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+
+def failed(status: int, kind: str, reason: str) -> Answer:
+    """An answer with an error."""
+    return Answer(status=status, content={"error": {"kind": kind, "reason": reason}}, outcome=kind)
+
+
+def _unanswered(operation: Operation, reason: str) -> Answer:
+    log.warning("the queue does not answer", operation=operation.path, reason=reason)
+    return failed(503, "queue", reason)
+
+
+def _reason(content: Any) -> str:
+    try:
+        return str(content["error"]["reason"])
+    except (KeyError, TypeError):
+        return json.dumps(content)[:200]
+
+
+def _outcome(status: int, content: Any) -> str:
+    if status == 200:
+        return "done"
+    kind = content.get("error", {}).get("kind") if isinstance(content, dict) else None
+    return str(kind) if kind in ERRORS else "queue"

@@ -1,0 +1,178 @@
+"""A central gateway with TLS, in front of which hosts have gateways."""
+
+import json
+import re
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden.gateway.client import GatewayStore
+from gpuwarden.gateway.operations import OPERATIONS, OnJob
+from gpuwarden.gateway.wire import PREFIX, SOCKET_NAME
+from gpuwarden.job import State
+from gpuwarden.queue import Job, JobStore, Submission
+from gpuwarden.queue.hosts.tokens import Scope
+from tests.certificates import Authority, authority
+from tests.gpuwarden.worker.builders import Spawn
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.both_databases
+
+
+class Central:
+    """The central gateway."""
+
+    def __init__(self, spawn: Spawn, folder: Path, url: str, ours: Authority) -> None:
+        self._spawn, self._url, self.ours = spawn, url, ours
+        self.log = folder / "central.log"
+        self._web = folder / "web.yml"
+        self._web.write_text(f"tls_server_config: {{cert_file: {ours.server.cert}, key_file: {ours.server.key}}}\n")
+        self.port = 0
+        self.process = self.start()
+
+    def start(self) -> subprocess.Popen[str]:
+        """Start it, on the same port as before."""
+        its = ["--queue-db", self._url, "--port", str(self.port), "--web-config-file", str(self._web)]
+        self.process = self._spawn("-m", "gpuwarden", "gateway", "central", *its, stderr=self.log)
+        eventually(lambda: "gateway ready" in self.log.read_text(), "the gateway is ready", log=self.log.read_text)
+        found = re.search(r'"port": (\d+)', self.log.read_text())
+        assert found is not None
+        self.port = int(found[1])
+        return self.process
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def post(self, path: str, body: Any, token: str | None) -> tuple[int, Any]:
+        """A request as any program can make it."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        request = urllib.request.Request(  # noqa: S310 - https
+            f"{self.url}{PREFIX}{path}", json.dumps(body).encode(), headers, method="POST"
+        )
+        try:
+            context = ssl.create_default_context(cafile=str(self.ours.own.cert))
+            with urllib.request.urlopen(request, timeout=30, context=context) as answer:  # noqa: S310
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+
+    def refusals(self) -> str:
+        context = ssl.create_default_context(cafile=str(self.ours.own.cert))
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30, context=context) as answer:  # noqa: S310
+            lines = answer.read().decode().splitlines()
+        return "\n".join(line for line in lines if line.startswith("gpuwarden_gateway_refused_requests_total"))
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return authority(tmp_path_factory.mktemp("authorities") / "ours")
+
+
+@pytest.fixture
+def central(spawn: Spawn, tmp_path: Path, url: str, ours: Authority) -> Central:
+    return Central(spawn, tmp_path, url, ours)
+
+
+@pytest.fixture
+def join(spawn: Spawn, tmp_path: Path, central: Central, store: JobStore) -> Callable[[str, str], GatewayStore]:
+    """Start a host's gateway, and return the queue of its worker."""
+
+    def start(host: str, worker: str) -> GatewayStore:
+        folder = tmp_path / host
+        (folder / worker).mkdir(parents=True)
+        (folder / "host").write_text(f"{host}\n")
+        (folder / "token").write_text(store.host_tokens.enrol(host, now=store.now()) + "\n")
+        its = ["--central", central.url, "--token-file", str(folder / "token"), "--port", "0"]
+        its += ["--ca-file", str(central.ours.own.cert), "--runtime-dir", str(folder)]
+        spawn("-m", "gpuwarden", "gateway", "host", *its, stderr=folder / "log")
+        eventually((folder / worker / SOCKET_NAME).is_socket, "the socket is there", log=(folder / "log").read_text)
+        return GatewayStore(folder / worker, worker=worker)
+
+    return start
+
+
+def claim(through: GatewayStore, incarnation: str) -> Job | None:
+    its: dict[str, Any] = {"host": "", "worker": "", "incarnation": incarnation, "now": 0.0}
+    through.claims.register("gpu", **its)
+    return through.claims.claim("gpu", **its, lease_s=600)
+
+
+@pytest.mark.behaviour("D9")
+def test_hosts_act_for_themselves_only(
+    join: Callable[[str, str], GatewayStore], central: Central, store: JobStore
+) -> None:
+    """The host of a job is its token's, and another host's operations on the job change nothing."""
+    store.runs.submit(Submission(queue="gpu"), now=store.now())
+    here, there = join("box1", "w1"), join("box2", "w1")
+    job = claim(here, "i1")
+    assert job is not None
+    assert (job.host, job.worker) == ("box1", "w1")
+    assert claim(there, "i1") is None
+    before = store.job(job.job_id)
+
+    stolen: dict[str, Any] = {"attempt": job.attempt, "incarnation": "i1"}
+    thief = store.host_tokens.enrol("box3", now=store.now())
+    body = {"worker": "w1", "job_id": job.job_id, **stolen, "lease_s": 9, "reason": "r", "item": "a"}
+
+    assert not there.claims.complete(job.job_id, **stolen, now=0.0)
+    answers = [central.post(path, body, thief) for path, kind in OPERATIONS.items() if issubclass(kind, OnJob)]
+    assert {status for status, _ in answers} == {200}
+    assert not any(found["result"] for _, found in answers)
+    assert store.job(job.job_id) == before
+
+    assert here.claims.complete(job.job_id, **stolen, now=0.0, result=[1])
+    assert store.job(job.job_id).state is State.COMPLETED
+
+
+@pytest.mark.behaviour("D9")
+def test_wrong_revoked_and_other_tokens_are_refused_and_counted(central: Central, store: JobStore) -> None:
+    now = store.now()
+    valid = store.host_tokens.enrol("box1", now=now)
+    gone = store.host_tokens.enrol("box2", now=now)
+    store.host_tokens.revoke("box2", now=now)
+    for_reports = store.host_tokens.enrol("box3", scopes=[Scope.REPORTS], now=now)
+    body = {"worker": "w1", "queue": "gpu", "incarnation": "i1"}
+
+    tried = [None, "", "wrong", valid[:-1] + ("0" if valid[-1] != "0" else "1"), gone, for_reports]
+    assert [central.post("register", body, each)[0] for each in tried] == [401] * 6
+    assert 'caller="unknown",reason="token"} 6.0' in central.refusals()
+    assert store.counts.snapshot(now=store.now()).workers == {}
+
+    assert central.post("register", body, valid) == (200, {"result": []})
+    store.host_tokens.revoke("box1", now=store.now())
+    eventually(lambda: central.post("heartbeat", body, valid)[0] == 401, "the revoked token is refused")
+
+
+def test_central_gateway_that_restarts_costs_nothing(
+    join: Callable[[str, str], GatewayStore], central: Central, store: JobStore
+) -> None:
+    store.runs.submit(Submission(queue="gpu"), now=store.now())
+    worker = join("box1", "w1")
+    job = claim(worker, "i1")
+    assert job is not None
+
+    central.process.kill()
+    central.process.wait()
+    central.start()
+
+    its: dict[str, Any] = {"attempt": job.attempt, "incarnation": "i1", "now": 0.0}
+    assert worker.claims.renew(job.job_id, **its, lease_s=600)
+    assert worker.claims.complete(job.job_id, **its)
+    assert store.job(job.job_id).state is State.COMPLETED
+
+
+def test_address_without_encryption_is_refused(spawn: Spawn, host_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("x")
+    its = ["--central", "http://queue.example:29838", "--token-file", str(tmp_path / "token"), "--port", "0"]
+    process = spawn("-m", "gpuwarden", "gateway", "host", *its, "--runtime-dir", str(host_dir), stderr=tmp_path / "log")
+
+    assert process.wait(60) == 1
+    assert "is not encrypted, and would show the token: use https" in (tmp_path / "log").read_text()

@@ -1,0 +1,231 @@
+"""A gateway process in front of a queue, and what passes through its sockets."""
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden.db.engine import DatabaseError, NoAnswerError
+from gpuwarden.gateway.client import GatewayChanges, GatewayStore
+from gpuwarden.gateway.operations import OPERATIONS, OnJob
+from gpuwarden.gateway.wire import BODY_MAX_BYTES, PREFIX, REQUEST_ID, SOCKET_NAME
+from gpuwarden.job import ItemState, State
+from gpuwarden.queue import Job, JobStore, ReplacedError, Submission
+from tests.gpuwarden.worker.builders import Spawn, gateway
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.both_databases
+
+
+@pytest.fixture
+def rooms(host_dir: Path) -> Path:
+    """The host's folder of state files, with those of two workers."""
+    for name in ("w1", "w2"):
+        (host_dir / name).mkdir()
+    return host_dir
+
+
+@pytest.fixture
+def door(spawn: Spawn, rooms: Path, url: str) -> None:
+    """The gateway runs, and both folders have a socket."""
+    gateway(spawn, rooms, url)
+    eventually(lambda: all((rooms / name / SOCKET_NAME).is_socket() for name in ("w1", "w2")), "the sockets are there")
+
+
+class _Raw(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=20)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def post(rooms: Path, folder: str, path: str, body: Any, request_id: str | None = None) -> tuple[int, Any]:
+    """A request as any program can make it."""
+    connection = _Raw(rooms / folder / SOCKET_NAME)
+    try:
+        text = body if isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request("POST", path, text, {REQUEST_ID: request_id} if request_id else {})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def submit(store: JobStore, **more: Any) -> None:
+    store.runs.submit(Submission(queue="gpu", **more), now=store.now())
+
+
+def claim(through: GatewayStore, incarnation: str = "i2") -> Job:
+    its: dict[str, Any] = {"host": "box1", "worker": "w2", "incarnation": incarnation, "now": 0.0}
+    through.claims.register("gpu", **its)
+    found = through.claims.claim("gpu", **its, lease_s=600)
+    assert found is not None
+    return found
+
+
+@pytest.mark.usefixtures("door")
+def test_job_goes_through_the_socket_as_through_a_database(rooms: Path, store: JobStore) -> None:
+    submit(store, payload={"a": [1, None, "ü"]}, steps_total=7)
+    with_socket = GatewayStore(rooms / "w2", worker="w2")
+
+    job = claim(with_socket)
+    claim_of: dict[str, Any] = {"attempt": job.attempt, "incarnation": "i2"}
+    assert job == store.job(job.job_id)
+    assert with_socket.claims.owns(job.job_id, **claim_of)
+    assert with_socket.claims.renew(job.job_id, **claim_of, now=0.0, lease_s=600)
+    assert with_socket.claims.complete(job.job_id, **claim_of, now=0.0, result={"b": 2})
+
+    ended = store.job(job.job_id)
+    assert (ended.state, ended.result) == (State.COMPLETED, {"b": 2})
+    assert not with_socket.claims.owns(job.job_id, **claim_of)
+
+
+@pytest.mark.usefixtures("door")
+def test_slot_cannot_act_on_the_job_of_another(rooms: Path, store: JobStore) -> None:
+    """It knows all that proves the claim, and takes the other's incarnation."""
+    store.items.add("r1", ["a"], now=store.now())
+    submit(store, run_id="r1")
+    theirs = claim(GatewayStore(rooms / "w2", worker="w2"))
+    GatewayStore(rooms / "w1", worker="w1").claims.register("gpu", host="", worker="w1", incarnation="i2", now=0.0)
+    body = {"job_id": theirs.job_id, "attempt": theirs.attempt, "incarnation": "i2", "lease_s": 9000,
+            "reason": "stolen", "item": "a", "result": "stolen", "queue": "gpu",
+            "timeout_s": 1, "within_s": 1}  # fmt: skip
+    on_jobs = [path for path, kind in OPERATIONS.items() if issubclass(kind, OnJob)]
+
+    answers = {path: post(rooms, "w1", PREFIX + path, {"worker": "w1", **body}) for path in on_jobs}
+    under_their_name = {path: post(rooms, "w1", PREFIX + path, {"worker": "w2", **body})[0] for path in OPERATIONS}
+
+    assert {path: status for path, (status, _) in answers.items()} == dict.fromkeys(on_jobs, 200)
+    assert not any(found["result"] for _, found in answers.values())
+    assert set(under_their_name.values()) == {403}
+    assert store.job(theirs.job_id) == theirs
+    assert [each.state for each in store.items.of_run("r1")] == [ItemState.PENDING]
+
+
+@pytest.mark.usefixtures("door")
+def test_repeated_request_gets_the_first_answer(rooms: Path, store: JobStore) -> None:
+    submit(store)
+    job = claim(GatewayStore(rooms / "w2", worker="w2"))
+    body = {"worker": "w2", "job_id": job.job_id, "attempt": job.attempt, "incarnation": "i2"}
+
+    first = post(rooms, "w2", PREFIX + "complete", body, "one")
+    again = post(rooms, "w2", PREFIX + "complete", body, "one")
+    other = post(rooms, "w2", PREFIX + "complete", body, "two")
+
+    assert [first, again, other] == [(200, {"result": True}), (200, {"result": True}), (200, {"result": False})]
+
+
+@pytest.mark.usefixtures("door")
+@pytest.mark.parametrize(
+    ("path", "body", "status", "kind"),
+    [
+        pytest.param("claim", b"x" * (BODY_MAX_BYTES + 1), 413, "size", id="too large"),
+        pytest.param("claim", b"[[[", 422, "invalid", id="no JSON"),
+        pytest.param("claim", b"[" * 100_000, 422, "invalid", id="deep"),
+        pytest.param("claim", {"worker": "w2", "queue": "gpu"}, 422, "invalid", id="a field is missing"),
+        pytest.param("register", {"worker": "../w1", "queue": "g", "incarnation": "i"}, 422, "invalid", id="a path"),
+        pytest.param("heartbeat", {"worker": "w1", "queue": "g", "incarnation": "i"}, 403, "name", id="another slot"),
+        pytest.param("submit", {"worker": "w2"}, 404, "unknown", id="what a worker may not do"),
+    ],
+)
+def test_bad_request_is_refused(rooms: Path, store: JobStore, path: str, body: Any, status: int, kind: str) -> None:
+    got, says = post(rooms, "w2", PREFIX + path, body)
+
+    assert (got, says["error"]["kind"]) == (status, kind)
+    assert store.counts.snapshot(now=store.now()).workers == {}
+
+
+@pytest.mark.usefixtures("door")
+def test_half_a_request_is_refused_and_the_next_one_answered(rooms: Path) -> None:
+    for _ in range(30):
+        half = socket.socket(socket.AF_UNIX)
+        half.connect(str(rooms / "w1" / SOCKET_NAME))
+        half.sendall(b"POST /v1/claim HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        half.close()
+
+    assert post(rooms, "w1", PREFIX + "quarantine", {"worker": "w1"}) == (200, {"result": None})
+
+
+@pytest.mark.usefixtures("door")
+def test_one_job_wakes_at_most_two_of_many_waiting_workers(rooms: Path, store: JobStore) -> None:
+    through = [GatewayStore(rooms / f"w{1 + n % 2}", worker=f"w{1 + n % 2}") for n in range(20)]
+    waits: list[GatewayChanges] = []
+    for each in through:
+        each._door.queue = "gpu"
+        waits.append(each.changes())
+        assert not waits[-1].wait(0.01)
+
+    submit(store)
+    woken = eventually(lambda: [each for each in waits if each.wait(0)], "a worker is woken")
+    more = [each for each in waits if each not in woken and each.wait(0.05)]
+
+    assert 1 <= len(woken) + len(more) <= 2
+    for wait in waits:
+        wait.close()
+
+
+@pytest.mark.usefixtures("door")
+def test_replaced_worker_ends(rooms: Path) -> None:
+    old = GatewayStore(rooms / "w2", worker="w2")
+    its: dict[str, Any] = {"host": "box1", "worker": "w2", "now": 0.0}
+    old.claims.register("gpu", incarnation="old", **its)
+    old.claims.register("gpu", incarnation="new", **its)
+
+    with pytest.raises(ReplacedError):
+        old.claims.claim("gpu", incarnation="old", **its)
+    assert not old.claims.heartbeat(queue="gpu", incarnation="old", model=None, **its)
+
+
+def test_gateway_that_was_killed_is_followed_by_its_successor(
+    spawn: Spawn, rooms: Path, store: JobStore, url: str
+) -> None:
+    """A request waits for the successor; a claim before it stays the worker's."""
+    first = gateway(spawn, rooms, url)
+    eventually((rooms / "w2" / SOCKET_NAME).is_socket, "the socket is there")
+    submit(store)
+    through = GatewayStore(rooms / "w2", worker="w2")
+    job = eventually(lambda: _answered(lambda: claim(through)), "the job is claimed")
+
+    first.kill()
+    first.wait()
+    threading.Timer(0.5, lambda: gateway(spawn, rooms, url)).start()
+
+    done = eventually(
+        lambda: _answered(
+            lambda: through.claims.complete(job.job_id, attempt=job.attempt, incarnation="i2", now=0.0, result=1)
+        ),
+        "the result is written",
+    )
+    assert done
+    assert store.job(job.job_id).state is State.COMPLETED
+
+
+@pytest.mark.usefixtures("door")
+def test_gateway_of_another_version_is_named(rooms: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuwarden.gateway.wire.PREFIX", "/v9/")
+
+    with pytest.raises(DatabaseError, match="this gateway has version 1; use the same release"):
+        GatewayStore(rooms / "w1", worker="w1").gpu_quarantine.quarantine_of(host="box1", worker="w1")
+
+
+def test_absent_gateway_is_no_answer(rooms: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuwarden.gateway.client.ANSWER_S", 0.1)
+
+    with pytest.raises(NoAnswerError, match=r"queue\.sock does not answer"):
+        GatewayStore(rooms / "w1", worker="w1").claims.owns(1, attempt=1, incarnation="i")
+
+
+def _answered(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except NoAnswerError:
+        return None
