@@ -85,6 +85,14 @@ ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Server).serve_forever()
 second. `exit` ends the server."""
 
 SLEEPS: Final = "import time\nwhile True: time.sleep(1)"
+LOADS: Final = """
+import socket, sys, time
+held = socket.socket()
+held.bind(("127.0.0.1", int(sys.argv[1])))
+while True:
+    time.sleep(1)
+"""
+"""Refuses connections like a server that loads. Another program cannot take its port and answer for it."""
 HEALTH_CHECK: Final = """
 import _socket, sys
 client = _socket.socket()
@@ -121,7 +129,7 @@ CASES: Final[Mapping[str, Case]] = {
     "moving": Case(does="/move"),
     "reading": Case(does="/read"),
     "not-ours": Case(managed=False),
-    "never": Case(program=SLEEPS),
+    "never": Case(program=LOADS),
     "elsewhere": Case(labels={PROBE_LABEL: "http://192.0.2.1/health"}),
     "exits": Case(does="/exit", restart="always"),
     "policy": Case(restart="unless-stopped"),
@@ -203,7 +211,6 @@ def get(port: int, path: str) -> int | None:
 @pytest.fixture(scope="module")
 def scene(work: Any, engine: Engine) -> Iterator[Scene]:
     """Every server that ever answers has answered, and has then received the request of its case."""
-    ports = free_ports(CASES)
     with pytest.MonkeyPatch.context() as patched, ExitStack() as stack:
         patched.setenv("GPUWARDEN_EXPORTER_PROBE_INTERVAL_S", str(PROBE_S))
         patched.setenv("GPUWARDEN_EXPORTER_PROBE_TIMEOUT_S", str(PROBE_S))
@@ -227,7 +234,10 @@ def scene(work: Any, engine: Engine) -> Iterator[Scene]:
         source.mkdir()
         partner = run_partner(client, fleet)
         stack.callback(remove_partner, client)
+        ports: dict[str, int] = {}
         for name, case in CASES.items():
+            # Just before the start: the programs of another test may take a port that is free.
+            ports |= free_ports([name])
             serve(client, fleet, name, case, ports[name], source)
         stack.enter_context(Autoheal(engine))
         first = {name: fleet.incarnation(container_name(name)) for name in CASES}
@@ -237,8 +247,9 @@ def scene(work: Any, engine: Engine) -> Iterator[Scene]:
         run_partner(client, fleet)
         source.rmdir()
         set_up.gpus.busy = {"GPU-sim-busy": fleet.pid(container_name("busy"))}
-        for name in ANSWERING:
-            get(ports[name], CASES[name].does)
+        statuses = {name: get(ports[name], CASES[name].does) for name in ANSWERING}
+        foreign = [name for name, status in statuses.items() if status not in (None, 200)]
+        assert foreign == [], "another program answers on the ports of these servers"
         yield scene
 
 
@@ -289,11 +300,12 @@ def restarted(scene: Scene) -> Scene:
         lambda: all(scene.closed_with_action(name) for name in [*RESTARTED, "not-ours"]),
         "the hung servers are restarted",
     )
-    scene.until(
-        lambda: all(
-            (scene.facts(name).probe_failing_s or 0) > 2 * SILENCE_S for name in ("busy", "moving", "reading", "never")
-        ),
+    others = ("busy", "moving", "reading", "never")
+    eventually(
+        lambda: all((scene.facts(name).probe_failing_s or 0) > 2 * SILENCE_S for name in others),
         "the others have not answered for twice the time allowed",
+        within_s=90,
+        log=lambda: "\n".join(f"{name} answers: {scene.answers(name)}; {scene.facts(name)}" for name in others),
     )
     return scene
 
