@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn, TextIO
 
 from gpuwarden.errors import WorkerStopping
 
+_PACKAGE: Final = __file__.removesuffix("format.py")
 _NO_DEFAULT: Final = re.compile(r" \(default: (None|\(\)|)\)$")
 
 
@@ -172,9 +173,13 @@ def error_text(error: BaseException) -> str:
 
 
 def trace_of(error: BaseException) -> str:
-    """The traceback, for a log."""
+    """The traceback, from the first frame outside gpuwarden."""
     try:
-        return "".join(traceback.format_exception(error)).rstrip("\n")
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            frames = frames.tb_next
+        shown = traceback.format_exception(type(error), error, frames or error.__traceback__)
+        return "".join(shown).rstrip("\n")
     except WorkerStopping:
         raise
     except BaseException:  # noqa: BLE001 - foreign code

@@ -201,6 +201,7 @@ def test_waiter_gets_the_reason_of_a_failed_function(tasks: Any, work: Start) ->
     with pytest.raises(JobFailedError, match="job 1 failed: RuntimeError: out of memory") as failed:
         handle.wait(timeout_s=30)
     assert 'raise RuntimeError("out of memory")' in str(failed.value)
+    assert "gpuwarden/" not in str(failed.value), "the frames of the worker say nothing"
     assert failed.value.job.traceback == handle.job().traceback
 
 
