@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from gpuwarden.cli import job_table
 from gpuwarden.cli.acts import add_act, add_json, add_reason, runtime_dir
+from gpuwarden.cli.bars import BARS_MAX, Bars, at_terminal
 from gpuwarden.cli.progress import Reports, figures, report_of, reports, silence, whole
 from gpuwarden.cli.watch import watch
 from gpuwarden.clock import stamp
@@ -193,13 +194,18 @@ def _wait(store: JobStore, arguments: argparse.Namespace) -> int:
         store.job(job_id)  # fails for an unknown job, which would never end
     left, code = set(arguments.job), 0
     deadline_s = math.inf if arguments.timeout_s is None else time.monotonic() + arguments.timeout_s
-    with closing(store.changes()) as changes:
+    bars = Bars(arguments.runtime_dir) if at_terminal() else None
+    with closing(store.changes()) as changes, bars or nullcontext():
         while True:
-            for job_id, state in sorted(store.queries.states_of(left).items()):
+            states = store.queries.states_of(left)
+            for job_id, state in sorted(states.items()):
                 if state in FINAL:
                     left.discard(job_id)
                     code = max(code, int(state is not State.COMPLETED))
                     show(f"{job_id} {state}", flush=True)
+            if bars is not None:
+                running = sorted(job_id for job_id, state in states.items() if state is State.RUNNING)
+                bars.update(store.job(job_id) for job_id in running[:BARS_MAX])
             left_s = deadline_s - time.monotonic()
             if not left:
                 return code
@@ -397,13 +403,11 @@ def _parser() -> argparse.ArgumentParser:
         "--limit", type=_count, default=LIST_MAX, metavar="N", help="number of jobs; 0 lists all (default: %(default)s)"
     )
     listing.add_argument("--watch", action="store_true", help="show the list again at every change, until Ctrl-C")
-    _dir(listing)
     listing.add_argument("--state", action="append", choices=list(State), help="only this state; repeatable")
     add_json(listing)
 
     show = add_act(acts, "show", _show, "show a job, with its progress if it runs on this host")
     show.add_argument("job", type=int, metavar="JOB", help="id of the job")
-    _dir(show)
     add_json(show, "print one JSON object")
 
     wait = add_act(
@@ -411,6 +415,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     wait.add_argument("job", type=int, metavar="JOB", nargs="+", help="ids of jobs")
     wait.add_argument("--timeout-s", type=float, help="timeout, seconds; default: none")
+    for each in (listing, show, wait):
+        _dir(each)
 
     cancel = add_act(acts, "cancel", _cancel, "cancel jobs; their workers stop within a second")
     cancel.add_argument("job", type=int, metavar="JOB", nargs="*", help="ids of jobs")

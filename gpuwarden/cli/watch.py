@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
+from gpuwarden.cli.bars import at_terminal
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import format_time, printable, show
 
@@ -44,9 +45,8 @@ def watch(
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
-    draws = sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
     try:
-        if in_place and draws:
+        if in_place and at_terminal():
             _redraw(page, wait, now)
         else:
             _print(page, wait)
