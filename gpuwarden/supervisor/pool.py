@@ -1,5 +1,6 @@
 """`gpuwarden worker run --processes N`: N worker processes, each started again when it ends."""
 
+import json
 import os
 import signal
 import sys
@@ -8,11 +9,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NoReturn
 
 import structlog
 
-from gpuwarden import procfs
+from gpuwarden import logs, procfs
 from gpuwarden.procfs import ProcessId
 from gpuwarden.supervisor import files
 from gpuwarden.supervisor.child import Child, End
@@ -134,6 +135,22 @@ class Pool:
                 slot.child.signal(signal.SIGTERM if self._stopping == 1 else signal.SIGKILL)
 
 
+def become_pool(**options: Any) -> NoReturn:
+    """Replace this process by a pool's, which holds neither memory nor GPUs of the handler's module.
+
+    Args:
+        options: `log_level`, and the arguments of `Pool` as JSON has them.
+    """
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", __name__, json.dumps(options)])  # noqa: S606
+
+
+def _main(options: str) -> int:
+    given = json.loads(options)
+    logs.configure(level=given.pop("log_level"))
+    return Pool(given.pop("argv"), given.pop("names"), Path(given.pop("directory")), **given).run()
+
+
 def visible(gpu: str) -> dict[str, str]:
     """Variables that show a process one GPU only, for CUDA, HIP and Level Zero."""
     return dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"), gpu)
@@ -142,3 +159,7 @@ def visible(gpu: str) -> dict[str, str]:
 def names(name: str, count: int) -> list[str]:
     """The names of the workers: one keeps `name`."""
     return [name] if count == 1 else [f"{name}-{number}" for number in range(count)]
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1]))

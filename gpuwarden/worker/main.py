@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import structlog
 
@@ -24,7 +24,7 @@ from gpuwarden.job import EXIT_DISOWNED, EXIT_FATAL, FRESH_S, HEARTBEAT_S, LEASE
 from gpuwarden.queue import DrainedError, JobStore, ReplacedError, is_gpu
 from gpuwarden.queue.open import created, default_store
 from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key
-from gpuwarden.supervisor.pool import Pool, names
+from gpuwarden.supervisor.pool import become_pool, names
 from gpuwarden.supervisor.runtime_dir import runtime_dir
 from gpuwarden.tasks import Queue
 from gpuwarden.worker import job_logs
@@ -73,7 +73,7 @@ def command(argv: list[str]) -> int:
         )
     logs.configure(level=arguments.log_level)
     if arguments.processes:
-        return _run_pool(parser, arguments, argv)
+        _run_pool(parser, arguments, argv)
     stop = Stop()
     signal.signal(signal.SIGTERM, stop.on_signal)
     signal.signal(signal.SIGINT, stop.on_signal)
@@ -97,19 +97,20 @@ def command(argv: list[str]) -> int:
         return EXIT_DISOWNED
 
 
-def _run_pool(parser: argparse.ArgumentParser, arguments: argparse.Namespace, argv: list[str]) -> int:
+def _run_pool(parser: argparse.ArgumentParser, arguments: argparse.Namespace, argv: list[str]) -> NoReturn:
     gpus = _named(arguments.gpus or "")
     count: int = arguments.processes
     if gpus and len(gpus) != count:
         parser.error(f"--gpus names {len(gpus)} GPUs for {count} processes: name one for each")
     directory = _directory(arguments, find_body(arguments.handler))  # a typing error ends all of them here
-    return Pool(
-        [*argv, "--processes", "0", "--runtime-dir", str(directory)],
-        names(arguments.name, count),
-        directory,
+    become_pool(
+        argv=[*argv, "--processes", "0", "--runtime-dir", str(directory)],
+        names=names(arguments.name, count),
+        directory=str(directory),
         subdirectory=arguments.subdirectory,
         gpus=gpus,
-    ).run()
+        log_level=arguments.log_level,
+    )
 
 
 def _serve(arguments: argparse.Namespace, stop: Stop) -> int:

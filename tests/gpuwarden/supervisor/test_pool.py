@@ -21,6 +21,7 @@ JOBS = """
 import os, time
 from gpuwarden import Queue
 queue = Queue(name="pool")
+HELD = open("held", "a")
 
 @queue.job()
 def gpu_of(pause_s):
@@ -76,6 +77,8 @@ def test_each_worker_is_started_again_after_any_end_and_sigterm_stops_all(tmp_pa
         os.kill(first, signal.SIGKILL)
         eventually(lambda: pids(tmp_path, workers)[0] not in (0, first), "the killed worker runs again", within_s=15)
         assert pids(tmp_path, workers)[1] == other
+        held = {each.readlink() for each in Path("/proc", str(process.pid), "fd").iterdir()}
+        assert tmp_path / "held" not in held, "the supervisor keeps nothing of the handler's module"
         file = files.supervised(tmp_path / "w-1", "w-1", holder=other)
         assert file is not None
         assert (file.process.pid, file.supervisor.pid, file.restarts) == (other, process.pid, True)
