@@ -3,7 +3,8 @@
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, Self
@@ -24,6 +25,16 @@ BARS_MAX: Final = 10
 def at_terminal() -> bool:
     """Whether standard output is a terminal that can be redrawn."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Signals wait until the end of the block: one in the middle of a redraw would leave the cursor hidden."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Bars:
@@ -63,8 +74,13 @@ class Bars:
 
     def update(self, jobs: Iterable[Job]) -> None:
         """Show these jobs and no other."""
+        found = list(jobs)
+        with undisturbed():
+            self._show(found)
+
+    def _show(self, jobs: Iterable[Job]) -> None:
         here, shown = reports(self._directory), set[tuple[JobId, int]]()
-        self._progress.start()  # not in `__enter__`: a signal would leave the cursor hidden
+        self._progress.start()
         for job in jobs:
             report = report_of(job, here)
             if report is None or not report.steps_total:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from gpuwarden.cli.bars import at_terminal
+from gpuwarden.cli.bars import at_terminal, undisturbed
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import format_time, printable, show
 
@@ -77,17 +77,20 @@ def _redraw(page: Callable[[int | None], Iterable[str]], wait: Callable[[], obje
 
     console = Console(highlight=False)
     lines = list(page(console.height - 1))
+    live = Live(console=console, screen=True, auto_refresh=False)
     try:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            while True:
+        while True:
+            with undisturbed():
+                live.start()
                 live.update(_text([f"{format_time(now())}, Ctrl-C ends", *lines]), refresh=True)
-                try:
-                    wait()
-                    lines = list(page(console.height - 1))
-                except GpuwardenError as error:
-                    lines = [f"not readable now: {error}"]
-                    time.sleep(RETRY_S)
+            try:
+                wait()
+                lines = list(page(console.height - 1))
+            except GpuwardenError as error:
+                lines = [f"not readable now: {error}"]
+                time.sleep(RETRY_S)
     finally:
+        live.stop()
         console.print(_text(lines), no_wrap=True, overflow="ellipsis")  # the last page stays
 
 
