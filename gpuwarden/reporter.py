@@ -119,6 +119,7 @@ class Reporter:
         queue: the queue it serves.
         subdirectory: the container's folder in `directory`.
         heartbeat_s: seconds between heartbeats; with 0 the caller calls `beat`.
+        incarnation: of an earlier process, whose job goes on.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Reporter:
         queue: str = RUN_QUEUE,
         subdirectory: str | None = None,
         heartbeat_s: float = HEARTBEAT_S,
+        incarnation: str | None = None,
     ) -> None:
         is_script = directory is None
         job = _supervised_job() if is_script else None
@@ -138,7 +140,7 @@ class Reporter:
             directory = DEFAULT_DIR  # nothing is written
         state_file.check_name(worker)
         self.folder = directory / state_file.check_name(subdirectory or worker, what="subdirectory")
-        self.incarnation = uuid4().hex
+        self.incarnation = incarnation or uuid4().hex
         self.write_errors = 0
         self._heartbeat_s = None if is_script else heartbeat_s
         self._base = self.folder / worker
@@ -184,8 +186,10 @@ class Reporter:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock_fd = self._take_lock()
-            _remove_ranks(self._path(state_file.JOB_SUFFIX))
-            self._path(state_file.JOB_SUFFIX).unlink(missing_ok=True)
+            self._job = _job_of(self._path(state_file.JOB_SUFFIX), self.incarnation)
+            if self._job is None:
+                _remove_ranks(self._path(state_file.JOB_SUFFIX))
+                self._path(state_file.JOB_SUFFIX).unlink(missing_ok=True)
             self._replace(state_file.WORKER_SUFFIX, state_file.render(self._worker))
         except OSError as error:
             self._release_lock()
@@ -223,7 +227,9 @@ class Reporter:
         health_acts: bool = True,
         after_gpu_use: bool = False,
     ) -> None:
-        """Begin an attempt in phase `load`, not yet monitored. `rank` starts at 0."""
+        """Begin an attempt in phase `load`, not yet monitored, or go on with it. `rank` starts at 0."""
+        if self._job is not None and (self._job.job_id, self._job.attempt) == (job_id, attempt):
+            return
         now = clock.stamp()
         self._timing = _Timing()
         job = JobFile(
@@ -364,15 +370,16 @@ class Reporter:
             self._remove(state_file.JOB_SUFFIX)
         self.loop_seen()
 
-    def close(self) -> None:
+    def close(self, *, leave_files: bool = False) -> None:
         """Remove the files, then release the lock; does nothing in a forked child."""
         if self._lock_fd is None or os.getpid() != self._worker.pid:
             return
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(timeout=2.0)
-        self.end_job()
-        self._remove(state_file.WORKER_SUFFIX)
+        if not leave_files:
+            self.end_job()
+            self._remove(state_file.WORKER_SUFFIX)
         self._release_lock()
 
     def __enter__(self) -> Self:
@@ -484,6 +491,13 @@ def _remove_ranks(path: Path) -> None:
     for each in path.parent.glob(f"{path.name}.[0-9]*"):
         with suppress(OSError):
             each.unlink()
+
+
+def _job_of(path: Path, incarnation: str) -> JobFile | None:
+    with suppress(OSError, ValueError, state_file.StateFileError):
+        job = state_file.parse_job(path.read_text(encoding="utf-8"))
+        return job if job.incarnation == incarnation else None
+    return None
 
 
 def _boottime_ahead_s() -> float:

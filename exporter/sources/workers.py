@@ -144,9 +144,13 @@ def _read_worker(directory: Path, folder: str, base: str, proc: Path, invalid: I
         try:
             supervised = files.supervised(directory / folder, base, holder=pid, proc=proc)
             process = None if supervised is None else supervised.process
+            if supervised is not None and pid not in (supervised.process.pid, supervised.supervisor.pid):
+                pid = supervised.supervisor.pid  # a job's command is in another tree than its worker
         except SupervisedFileError as error:
             invalid.add("foreign", f"{stem}{files.PROCESS_SUFFIX}", error)
     job = _job(stem + state_file.JOB_SUFFIX, worker, invalid)
+    if alive is False and _runs_command(directory / folder, base, proc):
+        alive = None  # a worker that starts again takes the command over
     return WorkerReading(
         worker=worker,
         job=job,
@@ -158,6 +162,13 @@ def _read_worker(directory: Path, folder: str, base: str, proc: Path, invalid: I
         process=process,
         ranks=() if job is None else _ranks(stem + state_file.JOB_SUFFIX, worker, job, proc, invalid),
     )
+
+
+def _runs_command(folder: Path, base: str, proc: Path) -> bool:
+    try:
+        return files.supervised_command(folder, base, proc=proc) is not None
+    except SupervisedFileError:
+        return False
 
 
 @cache

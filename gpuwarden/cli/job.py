@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -52,13 +52,24 @@ WAIT_TIMEOUT: Final = 2
 START_S: Final = 5.0
 """How long the log of a running job may be missing, seconds."""
 
+DASHES: Final = "put -- before the command: gpuwarden job submit [options] -- python train.py"
+
 _Act = Callable[[JobStore, argparse.Namespace], int]
 
 
 def command(argv: list[str]) -> int:
     """`gpuwarden job`."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    at = argv.index("--") if argv[:1] == ["submit"] and "--" in argv else len(argv)
+    if at == len(argv) and argv[:1] == ["submit"] and argv[1:2] and not argv[1].startswith("-"):
+        parser.error(DASHES)
+    arguments = parser.parse_args(argv[:at])
     if arguments.act is _submit:
+        if arguments.words:
+            parser.error(DASHES)
+        if argv[at:] == ["--"]:
+            parser.error("missing the command after --")
+        arguments.command = argv[at + 1 :]
         arguments.submission = _submission(arguments)  # invalid values are reported without a queue
     asks = arguments.act in (_list, _show, _wait, _logs)
     opened = existing if asks else created if arguments.act is _submit else current
@@ -68,26 +79,45 @@ def command(argv: list[str]) -> int:
 
 
 def _submission(arguments: argparse.Namespace) -> Submission:
+    payload = arguments.payload
+    if arguments.command:
+        if payload is not None or arguments.ranks != 1:
+            raise GpuwardenError("a command takes no --payload and no --ranks: give its arguments after --")
+        from gpuwarden.worker.commands import Command  # noqa: PLC0415 - other commands start faster without it
+
+        payload = Command(
+            argv=tuple(arguments.command), cwd=os.path.abspath(arguments.cwd or "."), env=tuple(arguments.env)  # noqa: PTH100 - keeps links
+        ).payload  # fmt: skip
+    elif arguments.env or arguments.cwd:
+        raise GpuwardenError("--env and --cwd are for a command: put it after --")
     submission: Submission = made_from(
         arguments,
         Submission,
-        payload=arguments.payload or {},
+        payload=payload or {},
         job_class=None if arguments.job_class is None else JobClass(arguments.job_class),
         reports_steps=not arguments.no_steps,
         run_id=arguments.run,
         needs=tuple(arguments.needs),
     )
-    if arguments.payload is None and arguments.model is None:
+    if payload is None and arguments.model is None:
         raise GpuwardenError(
-            "nothing to do: give the --payload that the worker's handler reads. For a function of a gpuwarden.Queue it "
-            """is '{"task": "NAME", "arguments": {}}'; for a handler that reads nothing it is '{}'"""
+            "nothing to do: give a command after --, or the --payload that the worker's handler reads. For a function "
+            """of a gpuwarden.Queue it is '{"task": "NAME", "arguments": {}}'; for a handler that reads nothing it """
+            "is '{}'"
         )
     return submission
 
 
 def _submit(store: JobStore, arguments: argparse.Namespace) -> int:
-    show(store.runs.submit(arguments.submission, now=store.now()))
+    submission = arguments.submission
+    if arguments.command and submission.budget_s is None and not _has_budget(store, submission.queue):
+        submission = replace(submission, budget_s=0.0)
+    show(store.runs.submit(submission, now=store.now()))
     return 0
+
+
+def _has_budget(store: JobStore, queue: str) -> bool:
+    return any(each.queue == queue and each.budget_s is not None for each in store.queue_settings.all())
 
 
 def _list(store: JobStore, arguments: argparse.Namespace) -> int:
@@ -342,7 +372,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="gpuwarden job", description=_DESCRIPTION)
     acts = parser.add_subparsers(required=True)
 
-    submit = add_act(acts, "submit", _submit, "submit a job; prints its id")
+    submit = add_act(acts, "submit", _submit, "submit a job, or a command: submit [options] -- CMD...; prints its id")
     submit.add_argument("--queue", default="gpu", help="queue (default: %(default)s)")
     submit.add_argument(
         "--class",
@@ -354,7 +384,7 @@ def _parser() -> argparse.ArgumentParser:
         "--model",
         help="model that the job needs; workers that have loaded this model claim the job first; default: none",
     )
-    submit.add_argument("--payload", type=_object, help="JSON object for the handler; required without --model")
+    _add_work(submit)
     submit.add_argument("--run", help="run of the job; a failed job fails its run; default: none")
     submit.add_argument(
         "--needs", action="append", default=[], type=int, metavar="JOB",
@@ -373,7 +403,8 @@ def _parser() -> argparse.ArgumentParser:
     submit.add_argument(
         "--budget-s",
         type=float,
-        help="maximum time of one attempt, seconds; default: the budget of the queue, else of the class",
+        help="maximum time of one attempt, seconds; default: the budget of the queue, else of the class (a command: "
+        "else none)",
     )
     submit.add_argument(
         "--stall-timeout-s",
@@ -458,6 +489,19 @@ def _tries(submit: argparse.ArgumentParser) -> None:
         default=0,
         help="retries after an exception of the job, with a wait that doubles from 5 s to 300 s (default: %(default)s)",
     )
+
+
+def _add_work(submit: argparse.ArgumentParser) -> None:
+    submit.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    submit.add_argument("--payload", type=_object, help="JSON object for the handler; required without --model")
+    submit.add_argument(
+        "--cwd", metavar="DIR", help="working directory of the command on the worker's host; default: this one"
+    )
+    submit.add_argument(
+        "--env", action="append", default=[], metavar="NAME",
+        help="variable of the worker that the command needs; PATH, HOME and such need no option. Repeatable. The queue "
+        "does not store its value",
+    )  # fmt: skip
 
 
 def _dir(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,8 @@ In the folder of a worker:
 
     <worker>.process.json   the supervised process       (ProcessFile, by the supervisor)
     <worker>.notice.json    why a process is ended       (Notice, by the executor, before its signal)
+    <worker>.command.json   the command of a job         (`command_record.Record`, by the command's own supervisor)
+    <worker>.command.lock   record lock of that supervisor
 
 In `$GPUWARDEN_RUNTIME_DIR`:
 
@@ -32,6 +34,8 @@ from gpuwarden.state_file import LOCK_SUFFIX, SIZE_MAX_BYTES
 
 PROCESS_SUFFIX: Final = ".process.json"
 NOTICE_SUFFIX: Final = ".notice.json"
+COMMAND_SUFFIX: Final = ".command.json"
+COMMAND_LOCK_SUFFIX: Final = ".command.lock"
 EXECUTOR_FILE: Final = "executor.json"
 EXECUTOR_FRESH_S: Final = 60.0
 """An executor that wrote its file within this time runs, seconds."""
@@ -101,13 +105,15 @@ def read_process(folder: Path, name: str) -> ProcessFile | None:
     Raises:
         SupervisedFileError: it cannot be read.
     """
-    fields = _read(folder / f"{name}{PROCESS_SUFFIX}")
-    if fields is None:
-        return None
+    fields = read_object(folder / f"{name}{PROCESS_SUFFIX}")
+    return None if fields is None else _process_file(fields)
+
+
+def _process_file(fields: Mapping[str, Any]) -> ProcessFile:
     log_file = fields.get("log_file")
     return ProcessFile(
-        process=_process(fields.get("process")),
-        supervisor=_process(fields.get("supervisor")),
+        process=process_of(fields.get("process")),
+        supervisor=process_of(fields.get("supervisor")),
         restarts=fields.get("restarts") is True,
         log_file=log_file if isinstance(log_file, str) and state_file.is_text(log_file) else None,
     )
@@ -115,11 +121,11 @@ def read_process(folder: Path, name: str) -> ProcessFile | None:
 
 def read_notice(folder: Path, name: str) -> Notice | None:
     """Read a notice, as `read_process`."""
-    fields = _read(folder / f"{name}{NOTICE_SUFFIX}")
+    fields = read_object(folder / f"{name}{NOTICE_SUFFIX}")
     if fields is None:
         return None
     return Notice(
-        process=_process(fields.get("process")),
+        process=process_of(fields.get("process")),
         condition=str(fields.get("condition")),
         acts=fields.get("acts") is True,
         message=str(fields.get("message", "")),
@@ -144,7 +150,7 @@ def remove_executor(directory: Path) -> None:
 def read_executor(directory: Path) -> ExecutorStatus | None:
     """The executor of this host, if it runs."""
     with suppress(SupervisedFileError, KeyError, TypeError, ValueError):
-        fields = _read(directory / EXECUTOR_FILE)
+        fields = read_object(directory / EXECUTOR_FILE)
         if fields is not None and fields["boot_id"] == clock.boot_id():
             age_s = clock.boottime_s() - float(fields["boottime_s"])
             if 0 <= age_s <= EXECUTOR_FRESH_S:
@@ -162,11 +168,13 @@ def supervised(folder: Path, name: str, *, holder: int | None, proc: Path = proc
         proc: the proc file system.
 
     The supervisor must run, be the parent of the process while that runs, and belong to the folder's owner, as the
-    process does. One of both must hold the lock, if anyone does.
+    process does. One of both must hold the lock, if anyone does. A job's command counts before the worker's process.
 
     Raises:
         SupervisedFileError: the file is invalid or claims another process.
     """
+    if (command := supervised_command(folder, name, proc=proc)) is not None:
+        return command
     found = read_process(folder, name)
     if found is None:
         return None
@@ -175,6 +183,28 @@ def supervised(folder: Path, name: str, *, holder: int | None, proc: Path = proc
         return None  # left behind
     if holder is not None and holder not in (found.supervisor.pid, found.process.pid):
         raise SupervisedFileError(f"{claim}, but process {holder} holds the worker's lock")
+    return _checked(found, folder, claim, proc)
+
+
+def supervised_command(folder: Path, name: str, *, proc: Path = procfs.PROC) -> ProcessFile | None:
+    """The command of a worker's job, as `supervised`. Its supervisor outlives the worker and holds another lock."""
+    try:
+        holder = lock_holder(folder, name, suffix=COMMAND_LOCK_SUFFIX)[1]
+    except OSError:
+        return None
+    if holder is None:
+        return None
+    fields = read_object(folder / f"{name}{COMMAND_SUFFIX}")
+    if fields is None or fields.get("process") is None:
+        return None  # it has not started
+    found = _process_file({**fields, "restarts": True})
+    claim = f"{folder / name}{COMMAND_SUFFIX} names process {found.process.pid}"
+    if holder != found.supervisor.pid or not found.supervisor.runs(proc=proc):
+        raise SupervisedFileError(f"{claim}, but process {holder} holds the command's lock")
+    return _checked(found, folder, claim, proc)
+
+
+def _checked(found: ProcessFile, folder: Path, claim: str, proc: Path) -> ProcessFile:
     try:
         owner = folder.lstat().st_uid
         users = {(proc / str(found.supervisor.pid)).stat().st_uid}
@@ -190,13 +220,13 @@ def supervised(folder: Path, name: str, *, holder: int | None, proc: Path = proc
     return found
 
 
-def lock_holder(folder: Path, name: str) -> tuple[bool, int | None]:
+def lock_holder(folder: Path, name: str, *, suffix: str = LOCK_SUFFIX) -> tuple[bool, int | None]:
     """Whether a worker's lock is held, and by which pid of this namespace.
 
     Raises:
         OSError: it cannot be read.
     """
-    descriptor = _open(folder / f"{name}{LOCK_SUFFIX}")
+    descriptor = _open(folder / f"{name}{suffix}")
     try:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
@@ -213,7 +243,12 @@ def _open(path: Path) -> int:
     return descriptor
 
 
-def _read(path: Path) -> Mapping[str, Any] | None:
+def read_object(path: Path) -> Mapping[str, Any] | None:
+    """Read a JSON object; `None` without a file.
+
+    Raises:
+        SupervisedFileError: it cannot be read.
+    """
     try:
         descriptor = _open(path)
         try:
@@ -230,7 +265,12 @@ def _read(path: Path) -> Mapping[str, Any] | None:
     return found
 
 
-def _process(value: object) -> ProcessId:
+def process_of(value: object) -> ProcessId:
+    """The process in a field.
+
+    Raises:
+        SupervisedFileError: it is none.
+    """
     if isinstance(value, list) and len(value) == 2 and all(type(each) is int and each > 0 for each in value):
         return ProcessId(*value)
     raise SupervisedFileError(f"pid and start time were wanted, {ascii(value)[:80]} found")

@@ -16,7 +16,7 @@ import structlog
 from gpuwarden import logs, procfs
 from gpuwarden.procfs import ProcessId
 from gpuwarden.supervisor import files
-from gpuwarden.supervisor.child import Child, End
+from gpuwarden.supervisor.child import Child, End, reap_adopted
 from gpuwarden.supervisor.files import ProcessFile
 from gpuwarden.supervisor.policy import Policy, Restarts
 
@@ -92,6 +92,7 @@ class Pool:
             elif self._stopping:
                 slot.due_s = None
             return
+        reap_adopted({each.child.id.pid for each in self._slots if each.child is not None})
         end = child.wait()
         if not isinstance(end, End):
             return
@@ -128,11 +129,12 @@ class Pool:
         except OSError as error:
             log.warning("gpuwarden cannot see the supervisor", worker=slot.name, reason=str(error))
 
-    def _on_signal(self, _number: int, _frame: object) -> None:
+    def _on_signal(self, number: int, _frame: object) -> None:
         self._stopping += 1
+        sent = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM  # with commands they differ
         for slot in self._slots:
             if slot.child is not None:
-                slot.child.signal(signal.SIGTERM if self._stopping == 1 else signal.SIGKILL)
+                slot.child.signal(sent if self._stopping == 1 else signal.SIGKILL)
 
 
 def become_pool(**options: Any) -> NoReturn:

@@ -15,6 +15,7 @@ from gpuwarden.gateway.client import GatewayStore
 from gpuwarden.job import EXIT_DISOWNED
 from gpuwarden.queue import Job, JobStore
 from gpuwarden.reporter import Reporter
+from gpuwarden.worker.commands import Commands
 from gpuwarden.worker.settings import Settings
 
 OWNERSHIP_S: Final = 1.0
@@ -38,11 +39,13 @@ class Lease:
         store: JobStore | GatewayStore,
         reporter: Reporter,
         loaded: Callable[[], str | None],
+        commands: Commands | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
         self._reporter = reporter
         self._loaded = loaded
+        self._commands = commands
         # Send time of the last accepted renewal, CLOCK_BOOTTIME.
         self._renewed_s = 0.0
 
@@ -75,11 +78,14 @@ class Lease:
                     owned = self._store.claims.owns(job.job_id, attempt=job.attempt, incarnation=incarnation)
             except DatabaseError as error:
                 bound.warning("queue does not answer; job continues", reason=str(error))
+                if self._commands is not None and not self._store.shared:
+                    self._commands.renewed()  # no other host can have the job
                 continue
             except Exception:  # noqa: BLE001 - logged; without this thread the lease would end
                 bound.exception("unexpected error; job continues")
                 continue
             if not owned and not over.is_set():
+                self._end_command()
                 stop_at_once(bound, DISOWNED, self.exit_code())
 
     def exit_code(self) -> int:
@@ -109,13 +115,22 @@ class Lease:
         )
         if owned:
             self._renewed_s = sent_s
+            if self._commands is not None:
+                self._commands.renewed()
         return owned and self.see(model=job.model or job.job_class)
 
     def _time(self, bound: structlog.typing.FilteringBoundLogger, over: threading.Event) -> None:
         """End the process after a lease without renewal. Does not use the database, which could block."""
         while not over.wait(OWNERSHIP_S):
             if clock.boottime_s() - self._renewed_s >= self._settings.lease_s and not over.is_set():
+                self._end_command()
                 stop_at_once(bound, f"the lease could not be renewed for {self._settings.lease_s:g} s")
+
+    def _end_command(self) -> None:
+        """End the job's command, which would outlive this process."""
+        if self._commands is not None:
+            with suppress(Exception):  # no error may keep the worker from its end
+                self._commands.request_end()
 
     def see(self, *, model: str | None, completed: bool = False) -> bool:
         """Refresh the worker's row; False if this incarnation is over. Ignores database errors."""

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import structlog
 
@@ -24,10 +24,12 @@ from gpuwarden.job import EXIT_DISOWNED, EXIT_FATAL, FRESH_S, HEARTBEAT_S, LEASE
 from gpuwarden.queue import DrainedError, JobStore, ReplacedError, is_gpu
 from gpuwarden.queue.open import created, default_store
 from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key
+from gpuwarden.supervisor.command_record import Record
 from gpuwarden.supervisor.pool import become_pool, names
 from gpuwarden.supervisor.runtime_dir import runtime_dir
 from gpuwarden.tasks import Queue
 from gpuwarden.worker import job_logs
+from gpuwarden.worker.commands import Commands
 from gpuwarden.worker.settings import Settings
 from gpuwarden.worker.worker import Body, DisownedError, FatalError, Stop, Worker, answer
 
@@ -58,9 +60,13 @@ def command(argv: list[str]) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     arguments.handler = arguments.handler or arguments.named_handler
+    if arguments.commands and arguments.handler is not None:
+        parser.error("--commands runs commands only: leave out HANDLER, or start another worker for it")
+    if arguments.handler is None and not arguments.commands:
+        parser.error("missing HANDLER: gpuwarden worker run MODULE:FUNCTION, or --commands")
+    if arguments.processes is None:  # a cancelled command ends its worker, which must start again
+        arguments.processes = 1 if arguments.commands else 0
     arguments.name = arguments.name or ("worker" if arguments.processes > 1 else "worker-0")
-    if arguments.handler is None:
-        parser.error("missing HANDLER: gpuwarden worker run MODULE:FUNCTION")
     if not 0 < HEARTBEATS_PER_LEASE * arguments.heartbeat_s <= arguments.lease_s:
         parser.error(
             f"--lease-s must be {HEARTBEATS_PER_LEASE} times --heartbeat-s or more, and above 0, so that one late "
@@ -102,7 +108,8 @@ def _run_pool(parser: argparse.ArgumentParser, arguments: argparse.Namespace, ar
     count: int = arguments.processes
     if gpus and len(gpus) != count:
         parser.error(f"--gpus names {len(gpus)} GPUs for {count} processes: name one for each")
-    directory = _directory(arguments, find_body(arguments.handler))  # a typing error ends all of them here
+    # A typing error ends all of them here.
+    directory = _directory(arguments, None if arguments.commands else find_body(arguments.handler))
     become_pool(
         argv=[*argv, "--processes", "0", "--runtime-dir", str(directory)],
         names=names(arguments.name, count),
@@ -114,7 +121,7 @@ def _run_pool(parser: argparse.ArgumentParser, arguments: argparse.Namespace, ar
 
 
 def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
-    body = find_body(arguments.handler)
+    body = None if arguments.commands else find_body(arguments.handler)
     directory = _directory(arguments, body)
     settings = made_from(
         arguments,
@@ -124,23 +131,50 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
         host=host_key(directory),
         gpus=tuple(filter(is_gpu, _named(gpus_named(os.environ) if arguments.gpus is None else arguments.gpus))),
     )
-    reporter = Reporter(
-        directory,
-        worker=settings.name,
-        queue=settings.queue,
-        subdirectory=arguments.subdirectory,
-        heartbeat_s=settings.heartbeat_s,
-    )
-    its: dict[str, Any] = {"worker": settings.name, "stop": stop, "reporter": reporter}
-    with reporter:
-        store = answer(lambda: _store(arguments.queue_db, reporter.folder, settings.name), **its)
-        if isinstance(body, Queue):
-            body.serve_from(store)
-        try:
-            Worker(settings, store=store, reporter=reporter, body=body, stop=stop).run()
-        finally:
-            store.close()
-    return 0
+    folder = directory / (arguments.subdirectory or settings.name)
+    commands = None if body is not None else Commands(folder, settings.name, lease_s=settings.lease_s)
+    left = None if commands is None else commands.left_behind()
+    while True:
+        reporter = Reporter(
+            directory,
+            worker=settings.name,
+            queue=settings.queue,
+            subdirectory=arguments.subdirectory,
+            heartbeat_s=settings.heartbeat_s,
+            incarnation=None if left is None else left.incarnation,
+        )
+        with reporter:
+            store = answer(
+                lambda: _store(arguments.queue_db, folder, settings.name),
+                worker=settings.name,
+                stop=stop,
+                reporter=reporter,
+            )
+            try:
+                if commands is not None and left is not None and not _owns(store, left, settings, stop, reporter):
+                    commands.discard()
+                    left = None
+                    continue  # as a new incarnation
+                if isinstance(body, Queue):
+                    body.serve_from(store)
+                its = body or commands
+                if its is None:
+                    raise AssertionError("missing handler")
+                Worker(settings, store=store, reporter=reporter, body=its, stop=stop).run()
+            finally:
+                store.close()
+        return 0
+
+
+def _owns(store: JobStore | GatewayStore, left: Record, settings: Settings, stop: Stop, reporter: Reporter) -> bool:
+    """Whether the earlier worker's incarnation still has the job of its command."""
+
+    def ask() -> bool:
+        return store.claims.owns(left.job_id, attempt=left.attempt, incarnation=left.incarnation)
+
+    owned = answer(ask, worker=settings.name, stop=stop, reporter=reporter)
+    log.info("earlier command found", worker=settings.name, job_id=left.job_id, owned=owned)
+    return owned
 
 
 def _log_folder(arguments: argparse.Namespace) -> Path | None:
@@ -172,7 +206,7 @@ def _store(url: str, folder: Path, worker: str) -> JobStore | GatewayStore:
     return GatewayStore(folder, worker=worker)
 
 
-def _directory(arguments: argparse.Namespace, body: Body) -> Path:
+def _directory(arguments: argparse.Namespace, body: Body | None) -> Path:
     """The folder of state files, after the queue's address is known."""
     if arguments.queue_db is None:
         # Only a folder that somebody set up can have a gateway's socket.
@@ -196,17 +230,21 @@ def _parser() -> argparse.ArgumentParser:
         f"{EXIT_DISOWNED} the job has another owner, or another process replaced this worker. gpuwarden took the job: "
         f"{Condition.BUDGET.exit_code} over its time budget, {Condition.STALL.exit_code} stalled, "
         f"{Condition.HEALTH.exit_code} unhealthy. {EXIT_FATAL} the process cannot survive an error, and its job is "
-        "queued again.",
+        "queued again. With --commands, SIGTERM leaves the command running for the next worker of this name, "
+        "which must start within --lease-s; Ctrl-C ends the command, and its job is queued again.",
     )
     parser.add_argument("handler", metavar="HANDLER", nargs="?",
                         help="module:function that loads a job and returns its work, module:queue, or a "
                              "module with one gpuwarden.Queue")  # fmt: skip
+    parser.add_argument("--commands", action="store_true",
+                        help="run jobs that are commands (`gpuwarden job submit -- CMD`). Everyone who may submit to "
+                             "the queue can then run anything as this user")  # fmt: skip
     parser.add_argument("--handler", dest="named_handler", metavar="HANDLER", help="same as the argument HANDLER")
     parser.add_argument("--name", help="name of this slot and its state files, unique on the host; default: worker-0, "
                         "of several processes worker-0, worker-1 ...")  # fmt: skip
-    parser.add_argument("--processes", type=_count, default=0, metavar="N",
+    parser.add_argument("--processes", type=_count, metavar="N",
                         help="run N workers, NAME-0 to NAME-(N-1), and start each again when it ends. SIGTERM stops "
-                             "them; --gpus gives one GPU to each")  # fmt: skip
+                             "them; --gpus gives one GPU to each. Default: 1 with --commands, else none")  # fmt: skip
     parser.add_argument("--queue", help="queue to serve; default: the gpuwarden.Queue's, else gpu")
     parser.add_argument("--queue-db", default=env.get(QUEUE_ENV),
                         help="database URL of the queue, or `gateway` for the socket in the worker's folder; default: "

@@ -1,5 +1,6 @@
 """One worker: registers, claims a job, runs it and writes its result."""
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from gpuwarden import clock
 from gpuwarden.db.changes import Changes
 from gpuwarden.db.engine import BUSY_TIMEOUT_S, DatabaseError, NoAnswerError
 from gpuwarden.errors import GpuwardenError, WorkerStopping
-from gpuwarden.format import error_text, trace_end, trace_of
+from gpuwarden.format import error_text, storable, trace_end, trace_of
 from gpuwarden.gateway.client import GatewayStore
 from gpuwarden.job import JobId, Phase
 from gpuwarden.queue import Job, JobStore, ReplacedError, Result, Slot, keep_result
@@ -22,6 +23,7 @@ from gpuwarden.queue.outcomes.fatal_errors import COMPLETED_S, FastFailures, is_
 from gpuwarden.reporter import Reporter
 from gpuwarden.state_file import TEXT_MAX
 from gpuwarden.worker import job_logs, lease
+from gpuwarden.worker.commands import CommandFailedError, CommandJobError, Commands, CommandStoppedError
 from gpuwarden.worker.lease import DISOWNED, Lease
 from gpuwarden.worker.settings import Settings
 
@@ -58,11 +60,13 @@ class Stop:
 
     def __init__(self) -> None:
         self.requested = False
+        self.number = 0
+        """The last signal."""
         self._interrupts = False
 
-    def on_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """Handle SIGTERM and SIGINT."""
-        self.requested = True
+        self.requested, self.number = True, number
         if self._interrupts:
             raise WorkerStopping
 
@@ -101,7 +105,10 @@ class Worker:
         self._body = body
         self._quarantine: str | None = None
         self._fast = FastFailures()
-        self._lease = Lease(settings, store=store, reporter=reporter, loaded=self._loaded)
+        self._commands = body if isinstance(body, Commands) else None
+        self._lease = Lease(
+            settings, store=store, reporter=reporter, loaded=self._loaded, commands=self._commands
+        )  # fmt: skip
 
     def run(self) -> None:
         """Register, then claim and run up to `jobs_max` jobs.
@@ -207,6 +214,38 @@ class Worker:
     def _run_one(self, job: Job) -> None:
         bound = log.bind(worker=self._settings.name, job_id=job.job_id, attempt=job.attempt)
         bound.info("job claimed", job_class=job.job_class, model=job.model)
+        self._start_job(job)
+        over = threading.Event()
+        keeper = self._lease.start(job, over)
+        try:
+            with self._kept_log(job, bound):
+                outcome = self._attempt(job, bound)
+        except WorkerStopping:
+            over.set()
+            if self._commands is not None and self._commands.leave(ends=self._stop.number == signal.SIGINT):
+                self._reporter.close(leave_files=True)
+                bound.info("stopping: the command goes on", within_s=self._settings.lease_s)
+                raise
+            given_back = self._store.claims.release(
+                job.job_id, attempt=job.attempt, incarnation=self._reporter.incarnation, now=self._store.now()
+            )
+            if not given_back:
+                raise DisownedError(self._lease.exit_code()) from None
+            bound.info("stopping: job given back")
+            raise
+        finally:
+            over.set()  # before the result: the lease thread must not see a settled job
+        if not self._settle(job, outcome, bound):
+            lease.stop_at_once(bound, DISOWNED, self._lease.exit_code())
+        if self._commands is not None:
+            self._commands.settled()
+        keeper.join(timeout=BUSY_TIMEOUT_S)  # a late heartbeat would put the model back into the row
+        self._reporter.end_job()
+        self._lease.see(model=None, completed=outcome.failed is None and not outcome.again)
+        if outcome.fatal:
+            raise FatalError(f"this process cannot go on: {outcome.failed}")
+
+    def _start_job(self, job: Job) -> None:
         self._reporter.start_job(
             job_id=job.job_id,
             attempt=job.attempt,
@@ -221,30 +260,10 @@ class Worker:
             # may be cut.
             gang=None if job.gang is None else f"{job.gang}@{job.submitted_at:.3f}/{job.run_id}"[:TEXT_MAX],
             rank=job.rank,
+            # As in `gpuwarden run`: nothing but its budget ends a command that has used no GPU.
+            after_gpu_use=self._commands is not None,
+            health_acts=self._commands is None,
         )
-        over = threading.Event()
-        keeper = self._lease.start(job, over)
-        try:
-            with self._kept_log(job, bound):
-                outcome = self._attempt(job, bound)
-        except WorkerStopping:
-            over.set()
-            given_back = self._store.claims.release(
-                job.job_id, attempt=job.attempt, incarnation=self._reporter.incarnation, now=self._store.now()
-            )
-            if not given_back:
-                raise DisownedError(self._lease.exit_code()) from None
-            bound.info("stopping: job given back")
-            raise
-        finally:
-            over.set()  # before the result: the lease thread must not see a settled job
-        if not self._settle(job, outcome, bound):
-            lease.stop_at_once(bound, DISOWNED, self._lease.exit_code())
-        keeper.join(timeout=BUSY_TIMEOUT_S)  # a late heartbeat would put the model back into the row
-        self._reporter.end_job()
-        self._lease.see(model=None, completed=outcome.failed is None)
-        if outcome.fatal:
-            raise FatalError(f"this process cannot go on: {outcome.failed}")
 
     @contextmanager
     def _kept_log(self, job: Job, bound: structlog.typing.FilteringBoundLogger) -> Iterator[None]:
@@ -272,7 +291,8 @@ class Worker:
                 if job.needs:
                     job = replace(job, inputs=self._answer(lambda: self._store.inputs(job)))
                 work = self._body(job, self._reporter)
-                self._reporter.ready()
+                if self._commands is None:
+                    self._reporter.ready()  # a command reports its own steps
                 bound.info("job ready")
                 result = work()
         except BaseException as error:
@@ -280,6 +300,11 @@ class Worker:
                 raise WorkerStopping from error  # or the handler turned the stop into its own error
             if isinstance(error, SystemExit) and error.code in (None, 0):
                 result = None
+            elif isinstance(error, CommandStoppedError):
+                return _Outcome(again=True)
+            elif isinstance(error, CommandFailedError | CommandJobError):
+                bound.error("job failed", reason=str(error))
+                return _Outcome(failed=storable(str(error)), retried=self._is_retried(job, error))
             else:
                 reason = error_text(error)
                 bound.error("job failed", reason=reason, exception=trace_of(error))
@@ -322,7 +347,11 @@ class Worker:
         unanswered, reason = False, outcome.failed
         while True:
             try:
-                if reason is None:
+                if outcome.again:
+                    accepted = self._store.claims.release(
+                        job.job_id, attempt=attempt, incarnation=incarnation, now=self._store.now()
+                    )
+                elif reason is None:
                     accepted = self._store.claims.complete(
                         job.job_id,
                         attempt=attempt,
@@ -384,22 +413,23 @@ class Worker:
 class _Outcome:
     """The result of an attempt, or why it failed. `lost`: why the result is only a part.
 
-    `fatal`: the process cannot go on.
+    `fatal`: the process cannot go on. `again`: the job runs again, with no retry counted.
     """
 
     failed: str | None = None
     traceback: str | None = None
     fatal: bool = False
     retried: bool = False
+    again: bool = False
     result: Result = None
     lost: str | None = None
 
     @property
     def done(self) -> str:
         """What is logged once it is stored."""
-        if self.failed is None:
+        if self.failed is None and not self.again:
             return "job completed"
-        if self.fatal:
+        if self.fatal or self.again:
             return "job given back"
         return "job queued again for a retry" if self.retried else "job marked failed"
 
