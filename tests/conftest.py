@@ -5,10 +5,13 @@ import os
 import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import docker
 import hypothesis
 import pytest
+import sqlalchemy
+from sqlalchemy.util import LRUCache
 
 from gpuwarden.cli.main import main
 from testbed.docker_engine import Engine, NoEngine, docker_engine
@@ -29,6 +32,32 @@ Cli = Callable[..., tuple[int, str, str]]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Set by a shell for background jobs. Programs that tests start would ignore interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class _CompiledStatements(LRUCache[Any, Any]):
+    """Compiled SQL of all databases of one kind: each test opens its own, and would compile each statement again."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Find a statement by the name of its dialect instead of the dialect itself."""
+        return super().get((key[0].name, *key[1:]), default)
+
+    def __setitem__(self, key: Any, compiled: Any) -> None:
+        """Keep a statement."""
+        super().__setitem__((key[0].name, *key[1:]), compiled)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_statements() -> Iterator[None]:
+    """Share compiled SQL among the databases of this process."""
+    shared, original = _CompiledStatements(2000), sqlalchemy.Engine.__init__
+
+    def with_shared(engine: sqlalchemy.Engine, *given: Any, **options: Any) -> None:
+        original(engine, *given, **options)
+        engine._compiled_cache = shared
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlalchemy.Engine, "__init__", with_shared)
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
