@@ -1,22 +1,24 @@
 """The application of a gateway: OpenAPI, limits on a hostile caller, and the operations of workers."""
 
 import asyncio
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, Counter
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from gpuwarden.format import error_text
 from gpuwarden.gateway.operations import OPERATIONS, Operation, Register, Wait
-from gpuwarden.gateway.upstream import Answer, Upstream, failed
+from gpuwarden.gateway.upstream import Answer, Seldom, Upstream, failed
 from gpuwarden.gateway.wire import BODY_MAX_BYTES, PREFIX, REQUEST_ID, VERSION
 
 log: Final = structlog.get_logger("gateway")
@@ -24,11 +26,18 @@ log: Final = structlog.get_logger("gateway")
 BODY_TIMEOUT_S: Final = 10.0
 """Time to send a body, seconds."""
 
-RATE_MAX: Final = 500.0
-"""Most requests a second of one caller, on average."""
 
-BURST_MAX: Final = 1000.0
-"""Most requests at once."""
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What a caller may do: requests a second on average and at once, and open requests."""
+
+    rate: float
+    burst: float
+    open: int
+
+
+SLOT_BOUNDS: Final = Bounds(rate=200, burst=1000, open=192)
+HOST_BOUNDS: Final = Bounds(rate=2000, burst=5000, open=1000)
 
 ANSWERS_MAX: Final = 256
 """Answers that are kept per caller for repeated requests."""
@@ -76,17 +85,22 @@ class Caller:
     name: str
     host: str
     may_be: Callable[[str], bool]
-    tokens: float = BURST_MAX
+    bounds: Bounds
+    tokens: float = 0.0
+    open: int = 0
     at_s: float = field(default_factory=time.monotonic)
     answers: "OrderedDict[str, tuple[float, asyncio.Future[Answer]]]" = field(default_factory=OrderedDict)
-    logged_s: float = -REPORT_S
+    logged: Seldom = field(default_factory=partial(Seldom, REPORT_S))
+
+    def __post_init__(self) -> None:
+        self.tokens = self.bounds.burst
 
     def may_ask(self) -> bool:
-        """Whether it is below its rate."""
+        """Whether it is within its bounds."""
         now_s = time.monotonic()
-        self.tokens = min(BURST_MAX, self.tokens + (now_s - self.at_s) * RATE_MAX)
+        self.tokens = min(self.bounds.burst, self.tokens + (now_s - self.at_s) * self.bounds.rate)
         self.at_s = now_s
-        if self.tokens < 1:
+        if self.tokens < 1 or self.open >= self.bounds.open:
             return False
         self.tokens -= 1
         return True
@@ -153,6 +167,7 @@ class _Door:
 
     def __init__(self, callers: Callers, upstream: Upstream, counted: Counted) -> None:
         self._callers, self._upstream, self._counted = callers, upstream, counted
+        self._unknown = Seldom(REPORT_S)
 
     def endpoint(self, kind: type[Operation]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -162,9 +177,14 @@ class _Door:
                 operation = await _admitted(request, kind, caller)
             except RefusedError as error:
                 return self.refuse(error, caller)
-            found = await self._carry_out(operation, caller, request.headers.get(REQUEST_ID, "")[:ID_MAX])
+            caller.open += 1
+            try:
+                asking = self._carry_out(operation, caller, request.headers.get(REQUEST_ID, "")[:ID_MAX])
+                found = await (_while_connected(request, asking) if isinstance(operation, Wait) else asking)
+            finally:
+                caller.open -= 1
             self._counted.requests.labels(kind.path, found.outcome).inc()
-            return JSONResponse(found.content, found.status)
+            return _response(found)
 
         return answer
 
@@ -172,9 +192,9 @@ class _Door:
         async def carry_out() -> Answer:
             return await self._upstream.carry_out(operation, host=caller.host, request_id=request_id)
 
-        if isinstance(operation, Wait) or not request_id:
-            return await carry_out()
-        found = await caller.once(f"{operation.worker} {operation.path} {request_id}", carry_out)
+        if operation.settles and request_id:
+            return await caller.once(f"{operation.worker} {operation.path} {request_id}", carry_out)
+        found = await carry_out()
         if isinstance(operation, Register) and found.status == 200:
             log.info("worker registered", host=caller.host, worker=operation.worker, queue=operation.queue)
         return found
@@ -182,14 +202,9 @@ class _Door:
     def refuse(self, error: RefusedError, caller: Caller | None) -> Response:
         name = "unknown" if caller is None else caller.name
         self._counted.refused.labels(name, error.why).inc()
-        now_s = time.monotonic()
-        if caller is None or now_s - caller.logged_s >= REPORT_S:
-            if caller is not None:
-                caller.logged_s = now_s
+        if (self._unknown if caller is None else caller.logged).is_due():
             log.warning("request refused", caller=name, reason=str(error))
-        found = failed(error.status, error.why, str(error))
-        headers = {"Retry-After": "1"} if error.status == 429 else None
-        return JSONResponse(found.content, found.status, headers)
+        return _response(failed(error.status, error.why, str(error)))
 
 
 async def _admitted(request: Request, kind: type[Operation], caller: Caller) -> Operation:
@@ -199,16 +214,39 @@ async def _admitted(request: Request, kind: type[Operation], caller: Caller) -> 
         RefusedError: it may not, or the request is invalid.
     """
     if not caller.may_ask():
-        raise RefusedError(429, "rate", f"more than {RATE_MAX:g} requests a second")
+        its = caller.bounds
+        raise RefusedError(429, "rate", f"more than {its.rate:g} requests a second, or over {its.open} open ones")
     operation = _parsed(kind, await _body(request))
     if not caller.may_be(operation.worker):
         raise RefusedError(
             403,
             "name",
             f"worker {operation.worker!r} may not use this socket: in folder {caller.name!r} a worker is named "
-            f"{caller.name!r}, or {caller.name}-0, {caller.name}-1 and so on, if no folder has that name",
+            f"{caller.name!r}, or {caller.name}-0 to {caller.name}-63, if no folder has that name",
         )
     return operation
+
+
+def _response(answer: Answer) -> Response:
+    headers = {"Retry-After": "1"} if answer.status == 429 else None
+    text = json.dumps(answer.content)  # in ASCII: a payload may contain what UTF-8 cannot encode
+    return Response(text, answer.status, headers, media_type="application/json")
+
+
+async def _while_connected(request: Request, asking: Awaitable[Answer]) -> Answer:
+    """Ask until the caller hangs up: one that is gone must not be woken."""
+    answer, gone = asyncio.ensure_future(asking), asyncio.ensure_future(_hung_up(request))
+    try:
+        await asyncio.wait([answer, gone], return_when=asyncio.FIRST_COMPLETED)
+        return answer.result() if answer.done() else failed(499, "gone", "the caller hung up")
+    finally:
+        answer.cancel()
+        gone.cancel()
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _parsed(kind: type[Operation], body: bytes) -> Operation:

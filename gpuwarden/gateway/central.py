@@ -8,7 +8,8 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 
 from gpuwarden.db.engine import DatabaseError
-from gpuwarden.gateway.app import Caller, RefusedError
+from gpuwarden.gateway.app import HOST_BOUNDS, Caller, RefusedError
+from gpuwarden.gateway.wire import HOST
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.hosts.tokens import Scope
 
@@ -17,6 +18,9 @@ TRUSTED_S: Final = 5.0
 
 THREADS: Final = 2
 """Most checks of tokens at once."""
+
+CHECKS_MAX: Final = 256
+"""Most checks of tokens that run or wait."""
 
 TOKENS_MAX: Final = 20_000
 """Most tokens that are remembered."""
@@ -32,6 +36,7 @@ class Hosts:
     def __init__(self, store: JobStore) -> None:
         self._store = store
         self._limiter = CapacityLimiter(THREADS)
+        self._checking = 0
         self._known: dict[bytes, tuple[float, str]] = {}
         self._callers: dict[str, Caller] = {}
 
@@ -43,6 +48,8 @@ class Hosts:
         key, now_s = hashlib.sha256(token.encode()).digest(), time.monotonic()
         known_s, host = self._known.get(key, (0.0, ""))
         if not host or now_s - known_s >= TRUSTED_S:
+            if self._checking >= CHECKS_MAX:
+                raise RefusedError(503, "busy", "too many tokens are being checked: try again")
             found = await self._verified(token)
             if found is None:
                 self._known.pop(key, None)
@@ -51,15 +58,21 @@ class Hosts:
             if len(self._known) >= TOKENS_MAX:
                 self._known.clear()
             self._known[key] = now_s, host
+        claimed = request.headers.get(HOST, host)
+        if claimed != host:
+            raise RefusedError(403, "host", f"host {claimed[:80]!a} has the token of {host!r}: use its own")
         if host not in self._callers:
-            self._callers[host] = Caller(name=host, host=host, may_be=lambda _: True)
+            self._callers[host] = Caller(name=host, host=host, may_be=lambda _: True, bounds=HOST_BOUNDS)
         return self._callers[host]
 
     async def _verified(self, token: str) -> str | None:
+        self._checking += 1
         try:
             return await to_thread.run_sync(self._ask, token, limiter=self._limiter)
         except DatabaseError as error:
             raise RefusedError(503, "queue", str(error)) from None
+        finally:
+            self._checking -= 1
 
     def _ask(self, token: str) -> str | None:
         return self._store.host_tokens.verify(token, Scope.QUEUE, self._store.now())

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from gpuwarden.db.engine import NoAnswerError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import raise_file_limit
 from gpuwarden.format import Help, Parser
-from gpuwarden.gateway.app import Caller, Counted, create_app
+from gpuwarden.gateway.app import SLOT_BOUNDS, Caller, Counted, create_app
 from gpuwarden.gateway.central import Hosts
 from gpuwarden.gateway.sockets import Sockets
 from gpuwarden.gateway.upstream import CentralUpstream, DatabaseUpstream, Upstream
@@ -44,10 +45,10 @@ LOOK_S: Final = 1.0
 
 RETRY_S: Final = 1.0
 
-SOCKET_CONNECTIONS_MAX: Final = 16
-"""Most open connections of one socket. A worker uses three."""
+SOCKET_CONNECTIONS_MAX: Final = 256
+"""Most open connections of one socket. A worker uses three, and a folder may have `POOL_MAX` workers."""
 
-CENTRAL_CONNECTIONS_MAX: Final = 8192
+CENTRAL_CONNECTIONS_MAX: Final = 7000
 """Most open connections of hosts. Each waiting worker has one."""
 
 THREADS: Final = 12
@@ -78,6 +79,7 @@ def _host(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int
         raise GpuwardenError(f"{directory} does not exist: create it, with this host's name in {directory}/host")
     host = host_key(directory)
     web = WebConfig(arguments.web_config_file)
+    raise_file_limit()
     with ExitStack() as held:
         listener = bind(arguments.listen, arguments.port)
         registry = CollectorRegistry()
@@ -97,7 +99,8 @@ def _host(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int
             Gauge("gpuwarden_gateway_sockets", "Sockets of workers' folders.", registry=registry).set_function(
                 lambda: len(sockets.bound)
             )
-            server = Server(_pages(registry, web), web, at_start=_ready(web, listener, host=host, role="host"))
+            ready = _ready(web, listener, host=host, role="host")
+            server = Server(_pages(registry, web), web, at_start=ready, at_end=_ending(upstream))
             keeping = asyncio.create_task(_keep(sockets, app, host))
             keeping.add_done_callback(lambda _: server.stop())
             try:
@@ -123,7 +126,7 @@ def _central(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
         upstream = _database(store, registry)
         app = _by_path(create_app(Hosts(store), upstream, Counted(registry)), _pages(registry, web))
         ready = _ready(web, listener, role="central")
-        server = Server(app, web, at_start=ready, connections_max=CENTRAL_CONNECTIONS_MAX)
+        server = Server(app, web, at_start=ready, at_end=_ending(upstream), connections_max=CENTRAL_CONNECTIONS_MAX)
         try:
             await _run(server, listener)
         finally:
@@ -172,6 +175,16 @@ def _ready(web: WebConfig, listener: socket.socket, **its: Any) -> partial[None]
     return partial(log.info, "gateway ready", **its, port=listener.getsockname()[1], web=web.describe())
 
 
+def _ending(upstream: Upstream) -> Callable[[], None]:
+    """Answer those who wait at the first stop signal. Call it in the event loop."""
+    loop, closing = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+    def close() -> None:
+        loop.call_soon_threadsafe(lambda: closing.add(loop.create_task(upstream.close())))
+
+    return close
+
+
 async def _run(server: Server, listener: socket.socket) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, server.handle_exit)
@@ -194,7 +207,7 @@ async def _keep(sockets: Sockets, app: ASGIApp, host: str) -> None:
     starting: set[asyncio.Task[None]] = set()
 
     def opened(folder: str, listener: socket.socket) -> None:
-        caller = Caller(name=folder, host=host, may_be=partial(sockets.may_be, folder))
+        caller = Caller(name=folder, host=host, may_be=partial(sockets.may_be, folder), bounds=SLOT_BOUNDS)
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             await app({**scope, CALLER: caller}, receive, send)

@@ -16,6 +16,9 @@ from gpuwarden.state_file import JOB_ID_MAX, SECONDS_MAX, TEXT_MAX
 
 GPUS_MAX: Final = 64
 
+LEASE_MAX_S: Final = 86400.0
+"""Longest lease, seconds."""
+
 REASON_MAX: Final = 64 * 1024
 """Most characters of a reason."""
 
@@ -25,6 +28,7 @@ Reason = Annotated[str, Field(max_length=REASON_MAX)]
 JobNumber = Annotated[int, Field(ge=0, le=JOB_ID_MAX)]
 Attempt = Annotated[int, Field(ge=0, lt=COUNT_MAX)]
 Seconds = Annotated[float, Field(ge=0, lt=SECONDS_MAX)]
+Lease = Annotated[float, Field(gt=0, le=LEASE_MAX_S)]
 
 
 class Operation(BaseModel):
@@ -32,6 +36,8 @@ class Operation(BaseModel):
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
     path: ClassVar[str]
+    settles: ClassVar[bool] = False
+    """Whether a repeated request needs the first answer."""
     worker: Name
 
     def run(self, store: JobStore, host: str) -> Any:
@@ -58,7 +64,7 @@ class Claim(Operation):
     path = "claim"
     queue: Text
     incarnation: Text
-    lease_s: Seconds
+    lease_s: Lease
     loaded: Text | None = None
 
     def run(self, store: JobStore, host: str) -> Any:  # noqa: D102
@@ -171,7 +177,7 @@ class Renew(OnJob):
     """Extend the lease."""
 
     path = "renew"
-    lease_s: Seconds
+    lease_s: Lease
 
     def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
         return store.claims.renew(self.job_id, **self.claim, now=store.now(), lease_s=self.lease_s)
@@ -190,6 +196,7 @@ class Complete(OnJob):
     """Complete the job."""
 
     path = "complete"
+    settles = True
     result: Any = None
     reason: Reason | None = None
 
@@ -202,6 +209,7 @@ class Fail(OnJob):
     """Fail the job."""
 
     path = "fail"
+    settles = True
     reason: Reason
     traceback: Reason | None = None
 
@@ -214,6 +222,7 @@ class Retry(OnJob):
     """Queue the job again after an exception."""
 
     path = "retry"
+    settles = True
     reason: Reason
     traceback: Reason | None = None
 
@@ -226,6 +235,7 @@ class Release(OnJob):
     """Queue the job of a worker that stops."""
 
     path = "release"
+    settles = True
 
     def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
         return store.claims.release(self.job_id, **self.claim, now=store.now())
@@ -235,6 +245,7 @@ class GiveBack(OnJob):
     """Queue the job of a worker that cannot go on."""
 
     path = "give-back"
+    settles = True
     reason: Reason
     traceback: Reason | None = None
     gpus: Annotated[list[Text], Field(max_length=GPUS_MAX)] = []
@@ -281,6 +292,7 @@ class FinishItem(OnJob):
     """Mark an item as done."""
 
     path = "items/finish"
+    settles = True
     item: Text
     result: Any = None
 
@@ -292,6 +304,7 @@ class FailItem(OnJob):
     """Report a failed item."""
 
     path = "items/fail"
+    settles = True
     item: Text
     reason: Reason
 

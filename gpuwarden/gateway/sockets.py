@@ -19,6 +19,11 @@ from gpuwarden.state_file import StateFileError, check_name
 
 BACKLOG: Final = 64
 
+POOL_MAX: Final = 64
+"""Most workers of one folder."""
+
+_NUMBERS: Final = frozenset(map(str, range(POOL_MAX)))
+
 FOLDERS_MAX: Final = 4096
 """Most folders that get a socket."""
 
@@ -68,12 +73,13 @@ class Sockets:
     def may_be(self, folder: str, worker: str) -> bool:
         """Whether a worker of this name may use the folder's socket.
 
-        It is named as its folder, or FOLDER-N if no other folder has that name.
+        It is named as its folder, or FOLDER-N with N below `POOL_MAX` if no other folder has that name.
         """
         if worker == folder:
             return True
         start, dash, number = worker.rpartition("-")
-        return bool(dash) and start == folder and number.isdecimal() and not self.is_folder(worker)
+        in_pool = number in _NUMBERS
+        return bool(dash) and start == folder and in_pool and not self.is_folder(worker)
 
     def close(self) -> None:
         """Stop to listen. The sockets stay, so that workers know that a gateway is to come back."""

@@ -2,6 +2,7 @@
 
 import json
 import ssl
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -17,7 +18,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import ReloadingFile
 from gpuwarden.gateway.operations import Claim, Operation, Wait
 from gpuwarden.gateway.waiting import Waiting
-from gpuwarden.gateway.wire import ERRORS, PREFIX, REQUEST_ID, WAIT_MAX_S, to_wire
+from gpuwarden.gateway.wire import ERRORS, HOST, PREFIX, REQUEST_ID, WAIT_MAX_S, to_wire
 from gpuwarden.queue import JobStore
 
 EXPECTED: Final[tuple[type[GpuwardenError], ...]] = (*ERRORS.values(), UnreadableRowError)
@@ -28,7 +29,28 @@ ANSWER_S: Final = 10.0
 
 CONNECT_S: Final = 5.0
 
+LOG_S: Final = 10.0
+"""Least time between log lines about an upstream, seconds."""
+
 log: Final = structlog.get_logger("gateway")
+
+
+class Seldom:
+    """Limits log lines to one in `every_s` seconds."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s, self._next_s = every_s, 0.0
+
+    def is_due(self) -> bool:
+        """Whether a line may be written now."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + self._every_s
+        return True
+
+
+_failures: Final = Seldom(LOG_S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +93,7 @@ class DatabaseUpstream:
             else:
                 found = await to_thread.run_sync(operation.run, self._store, host, limiter=self._limiter)
         except NoAnswerError as error:
-            return _unanswered(operation, str(error))
+            return _unanswered(str(error))
         except EXPECTED as error:
             return failed(409, type(error).__name__, str(error))
         except (DatabaseError, GpuwardenError) as error:
@@ -118,13 +140,13 @@ class CentralUpstream:
             trust_env=False,
         )
 
-    async def carry_out(self, operation: Operation, *, host: str, request_id: str) -> Answer:  # noqa: ARG002 - from the token
+    async def carry_out(self, operation: Operation, *, host: str, request_id: str) -> Answer:
         """See `Upstream`."""
         try:
             self._token.reload()
         except (OSError, ValueError, GpuwardenError) as error:
             log.warning("token file not read, old token in use", reason=str(error))
-        headers = {"Authorization": f"Bearer {self._token.value}", "Content-Type": "application/json"}
+        headers = {"Authorization": f"Bearer {self._token.value}", "Content-Type": "application/json", HOST: host}
         timeout = httpx.Timeout(WAIT_MAX_S + ANSWER_S if isinstance(operation, Wait) else ANSWER_S, connect=CONNECT_S)
         try:
             answer = await self._client.post(
@@ -135,10 +157,10 @@ class CentralUpstream:
             )
             content = answer.json()
         except (httpx.HTTPError, ValueError, RecursionError) as error:
-            return _unanswered(operation, f"central gateway {self._url}: {error or type(error).__name__}")
+            return _unanswered(f"central gateway {self._url}: {error or type(error).__name__}")
         if answer.status_code in (401, 403):
             reason = _reason(content)
-            log.error("the central gateway refuses this host", central=self._url, reason=reason)
+            _log_seldom("the central gateway refuses this host", reason)
             return failed(503, "refused", f"the central gateway refuses this host: {reason}")
         return Answer(status=answer.status_code, content=content, outcome=_outcome(answer.status_code, content))
 
@@ -152,8 +174,14 @@ def failed(status: int, kind: str, reason: str) -> Answer:
     return Answer(status=status, content={"error": {"kind": kind, "reason": reason}}, outcome=kind)
 
 
-def _unanswered(operation: Operation, reason: str) -> Answer:
-    log.warning("the queue does not answer", operation=operation.path, reason=reason)
+def _log_seldom(event: str, reason: str) -> None:
+    """Log at most once in `LOG_S`: workers repeat their requests."""
+    if _failures.is_due():
+        log.warning(event, reason=reason)
+
+
+def _unanswered(reason: str) -> Answer:
+    _log_seldom("the queue does not answer", reason)
     return failed(503, "queue", reason)
 
 

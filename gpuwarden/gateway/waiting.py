@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from gpuwarden.db.changes import Changes
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.format import error_text
 from gpuwarden.queue import JobStore
 
 LOOK_S: Final = 1.0
@@ -62,6 +62,8 @@ class Waiting:
 
     async def wait(self, queue: str, timeout_s: float) -> bool:
         """True once a job of the queue waits for this caller; False after `timeout_s`."""
+        if self._ending.is_set():
+            return False
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         waiters = self._waiters.setdefault(queue, deque())
         waiters.append(waiter)
@@ -73,6 +75,9 @@ class Waiting:
         finally:
             with suppress(ValueError):
                 waiters.remove(waiter)
+            if not waiters and self._waiters.get(queue) is waiters:
+                del self._waiters[queue]
+                self._woken_s.pop(queue, None)
 
     def claimed(self, queue: str) -> None:
         """A worker of the queue has claimed, with or without a job."""
@@ -84,7 +89,10 @@ class Waiting:
         """Wake a worker for each claimable job, less those that are about to claim."""
         now_s = time.monotonic()
         for queue, jobs in claimable.items():
-            waiters, woken_s = self._waiters.get(queue, deque()), self._woken_s.setdefault(queue, deque())
+            waiters = self._waiters.get(queue)
+            if not waiters:
+                continue
+            woken_s = self._woken_s.setdefault(queue, deque())
             while woken_s and now_s - woken_s[0] >= CLAIMING_S:
                 woken_s.popleft()
             while waiters and len(woken_s) < jobs:
@@ -110,11 +118,12 @@ class Waiting:
                 if self._loop is not None:
                     self._loop.call_soon_threadsafe(self.wake, found)
                 self._ending.wait(LEAST_S)
-            except (DatabaseError, RuntimeError) as error:  # RuntimeError: the loop has ended
-                log.warning("changes of the queue are not seen; trying again", reason=str(error))
-                if changes is not None:
-                    changes.close()
-                    changes = None
+            except Exception as error:  # noqa: BLE001 - without this thread, workers wait for COUNT_S or longer
+                log.warning("changes of the queue are not seen; trying again", reason=error_text(error))
+                with suppress(Exception):
+                    if changes is not None:
+                        changes.close()
+                changes = None
                 self._ending.wait(RETRY_S)
         if changes is not None:
             changes.close()

@@ -4,7 +4,7 @@ An answer is `{"result": ...}`, or `{"error": {"kind": ..., "reason": ...}}`. Bo
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -25,6 +25,9 @@ SOCKET_NAME: Final = "queue.sock"
 REQUEST_ID: Final = "Request-Id"
 """Header. A repeated request has the same one, and gets the first one's answer."""
 
+HOST: Final = "Gpuwarden-Host"
+"""Header of a host's gateway with its name, which must be the token's."""
+
 BODY_MAX_BYTES: Final = 128 * 1024
 """Largest request: a result of the longest size, and its frame."""
 
@@ -42,7 +45,7 @@ T = TypeVar("T", bound="DataclassInstance")
 def to_wire(value: Any) -> Any:
     """A queue's value as JSON."""
     if isinstance(value, Job | Item | Quarantine):
-        return asdict(value)
+        return {each.name: getattr(value, each.name) for each in fields(value)}  # no deep copy of a payload
     if isinstance(value, list):
         return [to_wire(each) for each in value]
     return value

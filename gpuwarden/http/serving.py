@@ -215,7 +215,7 @@ class _Connection(H11Protocol):
         if peer is None:  # it has hung up
             transport.close()
             return
-        self._peer = (_unmapped(peer[0]), peer[1]) if peer else ("", 0)  # a Unix socket has none
+        self._peer = (_unmapped(peer[0]), peer[1]) if isinstance(peer, tuple) else ("", 0)  # else a Unix socket
         self._slot = self.config.slots.take(self._peer[0])
         if not self._slot:
             transport.close()

@@ -49,6 +49,9 @@ _Params: TypeAlias = Mapping[str, ColumnElement[Any]]
 FATAL_JOBS_MAX: Final = 3
 """Different jobs with a fatal error until their worker is locked."""
 
+FOLLOWS_MAX: Final = 80
+"""Most characters that the queue adds to a reason."""
+
 FATAL_WINDOW_S: Final = 3600.0
 """How long a fatal error counts, seconds."""
 
@@ -321,7 +324,9 @@ class Claims(QueueBase):
         if reason is None:
             ours = found.state in (State.COMPLETED, State.FINISHED)
         elif given_back:
-            ours = str(found.reason).startswith(reason)
+            # More may follow it. The limit keeps the answer from telling texts that the caller does not know.
+            said = str(found.reason)
+            ours = said.startswith(reason) and len(said) - len(reason) <= FOLLOWS_MAX
         else:
             ours = found.state == State.FAILED and found.reason == reason
         return bool(ours and found.attempt == attempt)

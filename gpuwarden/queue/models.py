@@ -389,6 +389,11 @@ def check_json(value: object, what: str, size_max_bytes: int, error: type[Gpuwar
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as reason:
         raise error(f"a job's {what} is not JSON: {reason}") from None
+    if "\\ud" in text:  # a surrogate, of a pair or alone
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise error(f"a job's {what} has a lone surrogate, which is no text: encode it first") from None
     if len(text) > size_max_bytes:
         raise error(
             f"a job's {what} has {len(text)} bytes as JSON, more than {size_max_bytes}: write the data to a "

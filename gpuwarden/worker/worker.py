@@ -344,7 +344,7 @@ class Worker:
         """Write the result, with retries for up to a lease; False if the job was lost."""
         attempt, incarnation = job.attempt, self._reporter.incarnation
         give_up_s = time.monotonic() + self._settings.lease_s
-        unanswered, reason = False, outcome.failed
+        reason = outcome.failed
         while True:
             try:
                 if outcome.again:
@@ -380,12 +380,11 @@ class Worker:
                         traceback=outcome.traceback,
                         now=self._store.now(),
                     )
-                if unanswered and not accepted:
+                if not accepted:  # or an answer was lost
                     accepted = self._is_settled(job, outcome)
             except DatabaseError as error:
                 if self._stop.requested or time.monotonic() >= give_up_s:
                     raise
-                unanswered = True
                 bound.warning("queue does not answer; the result waits", reason=str(error))
                 self._reporter.phase(Phase.SAVE)  # a step beat: this worker is not stalled
                 time.sleep(RETRY_S)

@@ -321,6 +321,14 @@ def scrape(store: JobStore, ledger: Ledger) -> None:
     store.counts.outcomes_after(store.counts.last_event() - 3, and_of={1, 2})
 
 
+def pass_on(store: JobStore) -> None:
+    """What a gateway asks for its workers."""
+    claim: dict[str, Any] = {"attempt": 1, "incarnation": "i"}
+    store.claims.is_of(1, **claim, host=HOST, worker="w")
+    store.claims.is_settled(1, attempt=1, reason=None, given_back=False, retried_after=None)
+    store.counts.claimable("gpu", now=store.now(), at_most=10)
+
+
 # --- the tests
 
 
@@ -351,6 +359,7 @@ def test_no_statement_of_workers_or_sweeps_scans_what_grows(store: JobStore, led
         work(store)
         tend(store)
         scrape(store, ledger)
+        pass_on(store)
         assert store.host_tokens.verify(token, Scope.QUEUE, store.now()) == HOST
 
     assert names == {f"{kind.__name__}.{name}" for kind in parts for name in public(kind)}

@@ -14,7 +14,7 @@ import pytest
 
 from gpuwarden.gateway.client import GatewayStore
 from gpuwarden.gateway.operations import OPERATIONS, OnJob
-from gpuwarden.gateway.wire import PREFIX, SOCKET_NAME
+from gpuwarden.gateway.wire import HOST, PREFIX, SOCKET_NAME
 from gpuwarden.job import State
 from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.queue.hosts.tokens import Scope
@@ -50,9 +50,11 @@ class Central:
     def url(self) -> str:
         return f"https://127.0.0.1:{self.port}"
 
-    def post(self, path: str, body: Any, token: str | None) -> tuple[int, Any]:
+    def post(self, path: str, body: Any, token: str | None, host: str | None = None) -> tuple[int, Any]:
         """A request as any program can make it."""
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        if host is not None:
+            headers[HOST] = host
         request = urllib.request.Request(  # noqa: S310 - https
             f"{self.url}{PREFIX}{path}", json.dumps(body).encode(), headers, method="POST"
         )
@@ -147,6 +149,7 @@ def test_wrong_revoked_and_other_tokens_are_refused_and_counted(central: Central
     assert store.counts.snapshot(now=store.now()).workers == {}
 
     assert central.post("register", body, valid) == (200, {"result": []})
+    assert central.post("register", body, valid, host="box2")[0] == 403
     store.host_tokens.revoke("box1", now=store.now())
     eventually(lambda: central.post("heartbeat", body, valid)[0] == 401, "the revoked token is refused")
 

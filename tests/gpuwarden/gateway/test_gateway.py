@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,13 @@ def test_repeated_request_gets_the_first_answer(rooms: Path, store: JobStore) ->
         pytest.param("claim", b"[[[", 422, "invalid", id="no JSON"),
         pytest.param("claim", b"[" * 100_000, 422, "invalid", id="deep"),
         pytest.param("claim", {"worker": "w2", "queue": "gpu"}, 422, "invalid", id="a field is missing"),
+        pytest.param(
+            "claim",
+            {"worker": "w2", "queue": "gpu", "incarnation": "i", "lease_s": 9e11},
+            422,
+            "invalid",
+            id="a lease for ever",
+        ),
         pytest.param("register", {"worker": "../w1", "queue": "g", "incarnation": "i"}, 422, "invalid", id="a path"),
         pytest.param("heartbeat", {"worker": "w1", "queue": "g", "incarnation": "i"}, 403, "name", id="another slot"),
         pytest.param("submit", {"worker": "w2"}, 404, "unknown", id="what a worker may not do"),
@@ -153,6 +161,34 @@ def test_half_a_request_is_refused_and_the_next_one_answered(rooms: Path) -> Non
         half.close()
 
     assert post(rooms, "w1", PREFIX + "quarantine", {"worker": "w1"}) == (200, {"result": None})
+
+
+@pytest.mark.usefixtures("door")
+def test_caller_with_a_bound_socket_is_served_as_others(rooms: Path, tmp_path: Path) -> None:
+    """Its address is a path, not the empty one of most callers."""
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.settimeout(20)
+        bound.bind(str(tmp_path / "own"))
+        bound.connect(str(rooms / "w1" / SOCKET_NAME))
+        bound.sendall(b'POST /v1/quarantine HTTP/1.1\r\nHost: x\r\nContent-Length: 15\r\n\r\n{"worker":"w1"}')
+        assert bound.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.usefixtures("door")
+def test_waiting_worker_that_is_gone_takes_no_wake(rooms: Path, store: JobStore) -> None:
+    through = [GatewayStore(rooms / name, worker=name) for name in ("w1", "w2")]
+    for each in through:
+        each._door.queue = "gpu"
+    gone, waits = (each.changes() for each in through)
+    assert not gone.wait(0.01)
+    gone.close()
+    time.sleep(0.3)
+    assert not waits.wait(0.01)
+
+    submit(store)
+
+    assert waits.wait(3)
+    waits.close()
 
 
 @pytest.mark.usefixtures("door")

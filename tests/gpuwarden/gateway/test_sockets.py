@@ -101,6 +101,8 @@ def test_long_path_can_have_a_socket(tmp_path: Path) -> None:
         ("w1", "w1", True),
         ("w1", "w1-0", True),
         ("w1", "w1-12", True),
+        ("w1", "w1-64", False),
+        ("w1", "w1-01", False),
         ("w1", "w1-x", False),
         ("w1", "w1-", False),
         ("w1", "w2", False),
