@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 from gpuwarden.db.transactions import reading
-from gpuwarden.job import FRESH_S, ItemOutcome, State
+from gpuwarden.job import FRESH_S, ItemOutcome, Move, State
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.claims import LOCKED_BY_ERRORS
@@ -148,8 +148,9 @@ class Counts(QueueBase):
     def claimable(self, queue: str, *, now: float, at_most: int) -> int:
         """The claimable jobs of a queue, counted up to a limit."""
         due = or_(JOBS.c.retry_at.is_(None), JOBS.c.retry_at <= now)
-        its = and_(JOBS.c.queue == queue, sql.is_in({State.QUEUED}), due)
-        some = select(literal(1)).where(its).limit(at_most).subquery()
+        its = and_(JOBS.c.queue == queue, sql.from_sources(Move.CLAIM), due)
+        # In the order of claims, so that both databases use its index.
+        some = select(JOBS.c.job_id).where(its).order_by(JOBS.c.priority, JOBS.c.job_id).limit(at_most).subquery()
         with reading(self._engine) as connection:
             return int(connection.scalar(select(func.count()).select_from(some)) or 0)
 
