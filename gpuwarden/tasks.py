@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Final, Generic, Never, ParamSpec, Self, TypeVar
 
 import structlog
 
@@ -387,7 +387,7 @@ class Queue:
 
     def job(  # noqa: PLR0913 - named arguments, each with its own meaning
         self,
-        *,
+        *bare: Never,
         model: str | None = None,
         queue: str | None = None,
         job_class: JobClass | str | None = None,
@@ -405,6 +405,8 @@ class Queue:
         Raises:
             TaskError: the name is taken, or an argument is invalid.
         """
+        if bare:
+            raise TaskError("a job needs parentheses: write @queue.job()")
         kinds = retry_on if isinstance(retry_on, tuple) else (retry_on,)
         if not all(isinstance(each, type) and issubclass(each, BaseException) for each in kinds):
             raise TaskError(f"retry_on {retry_on!r} is invalid: use an exception class or a tuple of them")

@@ -27,7 +27,7 @@ from gpuwarden.supervisor import command_record
 from gpuwarden.supervisor.child import Child, CommandError, End, become_subreaper, end_descendants, reap_adopted
 from gpuwarden.supervisor.command_record import CommandEnd, Record
 from gpuwarden.supervisor.files import lock_holder
-from gpuwarden.supervisor.output import Output
+from gpuwarden.supervisor.output import Output, Steps
 
 TICK_S: Final = 1.0
 GRACE_S: Final = 10.0
@@ -122,7 +122,7 @@ class CommandSupervisor:
             ) from None
         environment = {name: os.environ[name] for name in order.environment if name in os.environ}
         environment[JOB_FILE] = str(self._folder / f"{order.name}{JOB_SUFFIX}")
-        self._output = Output(_NO_LINE, on_step=lambda: None, on_full=lambda _: None)
+        self._output = Output(Steps(pattern=_NO_LINE), on_step=lambda: None, on_full=lambda _: None)
         try:
             child = Child(_waiting(order.argv), environment, stdout=self._output.given[0], stderr=self._output.given[1])
         finally:

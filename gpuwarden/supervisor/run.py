@@ -35,7 +35,7 @@ from gpuwarden.supervisor.child import (
     reap_adopted,
 )
 from gpuwarden.supervisor.files import Notice, ProcessFile, SupervisedFileError
-from gpuwarden.supervisor.output import Output
+from gpuwarden.supervisor.output import Output, Steps
 from gpuwarden.supervisor.policy import Policy, Restarts
 from gpuwarden.supervisor.runtime_dir import runtime_dir
 
@@ -68,6 +68,11 @@ def command(argv: list[str]) -> int:
     arguments, cmd = parser.parse_args(argv[:at]), argv[at + 1 :]
     if not cmd:
         parser.error("missing the command after --")
+    steps = None
+    if arguments.steps_from is not None:
+        steps = Steps(pattern=arguments.steps_from, total=arguments.steps_total)
+    elif arguments.steps_total is not None:
+        parser.error("--steps-total needs --steps-from")
     name = arguments.name or default_name(cmd)
     directory = runtime_dir(arguments.runtime_dir, say=say)
     reporter = Reporter(directory, worker=name, queue=RUN_QUEUE, heartbeat_s=0)
@@ -78,7 +83,7 @@ def command(argv: list[str]) -> int:
     )
     with reporter:
         _end_earlier(reporter.folder, name)
-        run = Run(cmd, reporter, limits, name=name, policy=Policy(arguments.restart), pattern=arguments.steps_from)
+        run = Run(cmd, reporter, limits, name=name, policy=Policy(arguments.restart), steps=steps)
         run.announce()
         try:
             return run.until_done()
@@ -98,7 +103,7 @@ class Run:
         *,
         name: str,
         policy: Policy,
-        pattern: re.Pattern[bytes] | None,
+        steps: Steps | None,
     ) -> None:
         self._cmd = cmd
         self._reporter = reporter
@@ -106,7 +111,7 @@ class Run:
         self._limits = limits
         self._name = name
         self._restarts = Restarts(policy)
-        self._pattern = pattern
+        self._steps = steps
         self._job_id = int(time.time() * 1000)
         self._signals: list[int] = []
         self._by_person = False
@@ -122,7 +127,7 @@ class Run:
         limits = self._limits
         if limits.budget_s:
             say(f"it is ended when it has run for {format_duration(limits.budget_s)}")
-        steps = "its output has steps" if self._pattern else "its Reporter() reports steps"
+        steps = "its output has steps" if self._steps else "its Reporter() reports steps"
         ends = [f"{steps} and then none for {format_duration(limits.stall_timeout_s)}"]
         if limits.health_window_s:
             ends.append(f"its GPU idles for {format_duration(limits.health_window_s)}")
@@ -168,11 +173,11 @@ class Run:
 
     def _run_once(self, attempt: int) -> tuple[End, Condition | None]:
         environment = {name: value for name, value in os.environ.items() if name != JOB_FILE}
-        if self._pattern is None:
+        if self._steps is None:
             environment[JOB_FILE] = str(self._reporter.folder / f"{self._name}.job.json")
         else:
             environment.setdefault("PYTHONUNBUFFERED", "1")
-            self._output = Output(self._pattern, on_step=self._step, on_full=_full)
+            self._output = Output(self._steps, on_step=self._step, on_full=_full)
         limits, self._kill_at_s = self._limits, None
         self._reporter.start_job(
             job_id=self._job_id,
@@ -181,6 +186,7 @@ class Run:
             model=None,
             budget_s=limits.budget_s,
             stall_timeout_s=limits.stall_timeout_s,
+            steps_total=None if self._steps is None else self._steps.total,
             health_window_s=limits.health_window_s,
             health_acts=limits.health_window_s is not None,
             after_gpu_use=True,
@@ -204,8 +210,9 @@ class Run:
         if self._output is not None:
             self._listen({})
             self._output.drain()
+            self._output.clear()
         if left := end_descendants(grace_s=LEFT_GRACE_S):
-            say(f"processes {left} of the command cannot be ended")
+            self._say(f"processes {left} of the command cannot be ended")
         return end, condition
 
     def _supervise(self, child: Child) -> End:
@@ -229,7 +236,7 @@ class Run:
                 self._reporter.show_job()
             elif found is not None:
                 self._reporter.hide_job()
-                say(f"the command is stopped by {signal.Signals(found).name}: it is not judged until SIGCONT")
+                self._say(f"the command is stopped by {signal.Signals(found).name}: it is not judged until SIGCONT")
             self._show_notice(child.id)
             self._check_budget(child)
             self._listen(self._output.awaited() if self._output else {})
@@ -298,7 +305,7 @@ class Run:
         try:
             files.write(self._reporter.folder, self._name, value)
         except OSError as error:
-            say(f"cannot write {self._name}{files.PROCESS_SUFFIX} ({error}): gpuwarden cannot end this command")
+            self._say(f"cannot write {self._name}{files.PROCESS_SUFFIX} ({error}): gpuwarden cannot end this command")
 
     def _notice(self, process: ProcessId) -> Notice | None:
         with suppress(SupervisedFileError):
@@ -313,9 +320,11 @@ class Run:
             return
         self._shown = notice
         if notice.acts:
-            say(f"gpuwarden ends the command: {notice.condition}: {notice.message}")
+            self._say(f"gpuwarden ends the command: {notice.condition}: {notice.message}")
         else:
-            say(f"dry run: gpuwarden would end the command: {notice.condition}: {notice.message}; see `gpuwarden arm`")
+            self._say(
+                f"dry run: gpuwarden would end the command: {notice.condition}: {notice.message}; see `gpuwarden arm`"
+            )
 
     def _check_budget(self, child: Child) -> None:
         """Without an executor, end the command at its time budget."""
@@ -324,9 +333,14 @@ class Run:
             if now_s >= self._kill_at_s:
                 child.signal(signal.SIGKILL)
         elif budget_s and now_s - child.started_s >= budget_s and files.read_executor(self._directory) is None:
-            say(f"over its time budget of {format_duration(budget_s)}: ended")
+            self._say(f"over its time budget of {format_duration(budget_s)}: ended")
             self._kill_at_s = now_s + LEFT_GRACE_S
             child.signal(signal.SIGTERM)
+
+    def _say(self, text: str) -> None:
+        if self._output is not None:
+            self._output.clear()
+        say(text)
 
     def _step(self) -> None:
         if self._output is not None and self._output.steps == 1:
@@ -391,6 +405,12 @@ def _seconds(given: str) -> float:
     raise argparse.ArgumentTypeError(f"invalid time {given!r}: expected seconds above 0")
 
 
+def _count(given: str) -> int:
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    raise argparse.ArgumentTypeError(f"invalid number {given!r}: expected a whole number above 0")
+
+
 def _window_s(given: str) -> float:
     if (value := _seconds(given)) >= MIN_TIMEOUT_S:
         return value
@@ -426,6 +446,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--restart", choices=list(Policy), default=Policy.ON_HANG,
                         help="when to start it again; after a hang at most three times")  # fmt: skip
     parser.add_argument("--steps-from", type=_pattern, metavar="REGEX", help="each output line with a match is a step")
+    parser.add_argument("--steps-total", type=_count, metavar="N",
+                        help="planned steps, for a progress bar at a terminal; with --steps-from")  # fmt: skip
     parser.add_argument("--runtime-dir", type=Path, help="folder of state files (default: $GPUWARDEN_RUNTIME_DIR, else "
                         "that of the running `gpuwarden up`)")  # fmt: skip
     return parser

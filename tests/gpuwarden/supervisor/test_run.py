@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -320,6 +321,52 @@ class Terminal:
             except OSError:
                 break  # no process has it
         return True
+
+
+STEPS = """
+import time
+for n in range(1, 5):
+    print("step", n, flush=True)
+    time.sleep(0.2)
+print("no newline", end="", flush=True)
+time.sleep(0.2)
+print(" here", flush=True)
+"""
+
+
+def test_terminal_has_a_bar_where_the_number_of_steps_is_known(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    terminal = Terminal(guarded, STEPS, "--steps-from", r"^step", "--steps-total", "4")
+
+    assert terminal.exit_code() == 0
+    said = terminal.said
+    assert re.search(rb"step 2\r?\n#+-+ 2/4, \d+ s left\r\x1b\[Kstep 3", said), said
+    assert b"no newline here" in said
+    assert b"4/4" not in said
+
+
+@pytest.mark.parametrize("term", ["dumb", None])
+def test_no_bar_without_a_terminal(guarded: Guarded, monkeypatch: pytest.MonkeyPatch, term: str | None) -> None:
+    monkeypatch.setenv("TERM", term or "xterm")
+    options = ("--steps-from", r"^step", "--steps-total", "4")
+    if term is None:
+        process = guarded.start(python(STEPS), *options)
+        said = process.communicate()[0]
+        assert "2/4" not in said
+    else:
+        terminal = Terminal(guarded, STEPS, *options)
+        assert terminal.exit_code() == 0
+        assert b"2/4" not in terminal.said
+
+
+def test_number_of_steps_needs_the_steps(guarded: Guarded) -> None:
+    process = guarded.start(python("pass"), "--steps-total", "4")
+
+    said = process.communicate()
+    assert (process.returncode, "--steps-total needs --steps-from" in "".join(filter(None, said))) == (2, True)
 
 
 @pytest.mark.parametrize("options", [(), ("--steps-from", "step")], ids=["terminal", "pseudo-terminal"])

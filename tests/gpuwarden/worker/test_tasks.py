@@ -374,6 +374,8 @@ def test_duplicate_function_names_are_refused() -> None:
         queue.model("m")(int)
     with pytest.raises(TaskError, match="two jobs of the queue are named 'test_duplicate_function_names_are_refused'"):
         queue.job()(test_duplicate_function_names_are_refused)
+    with pytest.raises(TaskError, match=r"a job needs parentheses: write @queue\.job\(\)"):
+        queue.job(int)  # type: ignore[arg-type]
     with pytest.raises(TaskError, match="models_max 0 is invalid"):
         Queue(models_max=0)
     with pytest.raises(TaskError, match="unknown job class 'gqu': use one of gpu, gpu_video"):
