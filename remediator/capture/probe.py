@@ -63,6 +63,8 @@ OUTPUT_MAX_BYTES: Final = 4 * 2**20
 CONTAINER_LOG: Final = "the container's log"
 
 _PROC: Final = Path("/proc")
+_LOG_WRITER: Final = b"/gpuwarden/worker/log_writer.py"
+"""Program of a process that keeps a job's output and does none of its work."""
 _ADDRESS: Final = re.compile(r"^\[<[0-9a-f]*>\] ")
 
 
@@ -115,6 +117,8 @@ def _processes(pids: list[int], cgroup: str | None, group: int | None) -> dict[i
     for pid in pids:
         tasks = _PROC / str(pid) / "task"
         try:
+            if any(each.endswith(_LOG_WRITER) for each in (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")):
+                continue
             name, fields = _stat(_PROC / str(pid))
             tids = sorted((int(each.name) for each in tasks.iterdir()), key=lambda tid: (tid != pid, tid))
         except (OSError, ValueError, IndexError) as error:
