@@ -393,8 +393,8 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
     )
     yield gauge(
         "gpuwarden_job_health_window_seconds",
-        "Time for which a GPU job and its container may be inactive, at least the stall timeout; of a command without "
-        "steps what `gpuwarden run --health-window-s` says.",
+        "Time for which a GPU job and its container may be inactive: at least the stall timeout, or the window of "
+        "`gpuwarden run`.",
         _SLOT,
         limits(lambda job, _: timeouts.health_window_s(job, snapshot.thresholds.health_window_s)),
         source="`--health-window-s`, or the job's timeout if that is longer",

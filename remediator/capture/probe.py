@@ -64,7 +64,7 @@ CONTAINER_LOG: Final = "the container's log"
 
 _PROC: Final = Path("/proc")
 _LOG_WRITER: Final = b"/gpuwarden/worker/log_writer.py"
-"""Program of a process that keeps a job's output and does none of its work."""
+"""It keeps a job's output."""
 _ADDRESS: Final = re.compile(r"^\[<[0-9a-f]*>\] ")
 
 

@@ -221,6 +221,7 @@ def test_invalid_worker_file_is_refused_with_a_fixed_reason(text: str, reason: s
         pytest.param(
             job_with(stays=[{"took_s": -1}]), "stays: field 'took_s': seconds.* -1 found", id="a stay of -1 s"
         ),
+        pytest.param(job_with(process=[1, 0]), "'process': a pid and a start time", id="a process without a start"),
         pytest.param(job_with(health_acts=1), "'health_acts': true or false was wanted, 1 found", id="health_acts"),
         pytest.param(job_with(health_window_s=0), "'health_window_s': seconds, a number above 0", id="health window 0"),
         pytest.param(job_with(timeout_s="9"), "'timeout_s': seconds", id="timeout as text"),

@@ -144,11 +144,18 @@ def test_disarm_outlasts_a_restart_with_armed(
 def test_supervisors_of_the_host_read_whether_execute_is_armed(
     runtime_dir: Path, execute: list[str], run_until_sigterm: Callable[..., int], armed: str
 ) -> None:
-    assert run_until_sigterm([*execute, armed], up=lambda: supervision.read_executor(runtime_dir)) == 0
+    """The file goes with the program: a supervisor then checks the budget itself."""
+    seen = []
 
-    found = supervision.read_executor(runtime_dir)
-    assert found is not None
-    assert found.armed is (armed == "--armed")
+    def up() -> object:
+        seen.append(supervision.read_executor(runtime_dir))
+        return seen[-1]
+
+    assert run_until_sigterm([*execute, armed], up=up) == 0
+
+    assert seen[-1] is not None
+    assert seen[-1].armed is (armed == "--armed")
+    assert supervision.read_executor(runtime_dir) is None
 
 
 @pytest.mark.needs_postgres

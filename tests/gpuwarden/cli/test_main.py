@@ -217,7 +217,12 @@ def test_queue_url_may_come_from_the_environment(
         pytest.param(["--queue-db", "x", "--payload", "{}"], 1, "invalid database URL 'x'", id="invalid URL"),
         pytest.param(["--queue-db", "x", "--attempts-max", "0"], 1, "attempts_max 0 is invalid", id="no attempts"),
         pytest.param(["--queue-db", "x", "--budget-s", "inf"], 1, "budget_s inf is invalid", id="infinite budget"),
-        pytest.param(["--queue-db", "x"], 1, "nothing to do: give the --payload", id="no payload and no model"),
+        pytest.param(
+            ["--queue-db", "x"],
+            1,
+            "nothing to do: give a command after --, or the --payload",
+            id="no payload and no model",
+        ),
         pytest.param(["--queue-db", "x", "--model", "\udcff"], 1, r"model '\udcff' is invalid", id="a model in bytes"),
     ],
 )

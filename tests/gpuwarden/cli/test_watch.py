@@ -45,7 +45,7 @@ def terminal(*arguments: str, rows: int = 24) -> Iterator[tuple[subprocess.Popen
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "TERM": "xterm"},
+        env={name: value for name, value in os.environ.items() if name not in ("LINES", "COLUMNS")} | {"TERM": "xterm"},
     )
     os.close(theirs)
     written = bytearray()

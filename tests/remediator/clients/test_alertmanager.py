@@ -19,6 +19,7 @@ from gpuwarden.job import State
 from gpuwarden.queue import JobStore
 from remediator.clients import alertmanager as silences
 from remediator.clients.alertmanager import Silences
+from remediator.executor import stages
 from remediator.executor.executor import Executor
 from remediator.ledger.ledger import Ledger
 from remediator.remedies.guards import Act, Order
@@ -217,8 +218,11 @@ def stalled(ledger: Ledger, store: JobStore) -> World:
     return World(Box(worker="w1", job_id=job_id))
 
 
-def test_unreachable_alertmanager_is_logged_and_does_not_hold(ledger: Ledger, store: JobStore) -> None:
+def test_unreachable_alertmanager_is_logged_and_does_not_hold(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     structlog.reset_defaults()
+    monkeypatch.setattr(stages, "log", structlog.get_logger())  # one that was used keeps its configuration
     world = stalled(ledger, store)
     with capture_logs() as logged, silences_of(CLOSED_PORT) as asks:
         to_the_end(with_silences(ledger, store, world, asks), ledger)

@@ -150,7 +150,7 @@ def test_action_that_would_use_the_last_attempt_is_refused(store: JobStore, cli:
     code, out, err = cli("wrangle", "apply", "r1")
 
     assert (code, out) == (1, "")
-    figures = ("w1 on box1", "failed 6", "move 1 of 3", f"job {job.job_id} ", "attempt 1 of 1", "reclaimed 0 times")
+    figures = ("w1 on box1", "failed 6", "move 1 of 3", f"job {job.job_id} ", "attempt 1 of 1", "0 lost attempts")
     assert missing(listed, "r1: waits", "`gpuwarden worker lock w1 --host box1`", *figures) == []
     assert missing(err, "gpuwarden wrangle: ", *figures) == []
     assert store.job(job.job_id).state is State.RUNNING
