@@ -79,6 +79,7 @@ jobs = st.builds(
     items_done=counts, items_failed=counts, timeout_s=st.none() | durations.filter(bool), ranks=counts,
     gang=st.none() | texts, rank=counts, longest=long_steps, stays=long_steps,
     health_window_s=st.none() | durations.filter(bool), health_acts=st.booleans(), after_gpu_use=st.booleans(),
+    local_rank=counts, local_ranks=counts, process=st.none() | st.tuples(st.integers(1, 2**22), st.integers(1, 2**60)),
 )  # fmt: skip
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
