@@ -13,7 +13,7 @@ from remediator.reasons import Reason
 CHECK_S: Final = 1.0
 """Interval between reads of the journal, seconds."""
 RETRY_S: Final = 30.0
-"""Interval after a failed read, seconds. `gpuwarden status` says what is wrong."""
+"""Interval after a failed read, seconds. `gpuwarden status` names the fault."""
 LINES_MAX: Final = 20
 """Most lines of one read."""
 

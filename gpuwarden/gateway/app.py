@@ -113,7 +113,7 @@ class Caller:
         if key not in self.answers:
             self.answers[key] = now_s, asyncio.ensure_future(carry_out())
         answer = await asyncio.shield(self.answers[key][1])
-        if answer.status >= 500:
+        if answer.status not in (200, 409):  # a refusal or no answer: the repeated request tries again
             self.answers.pop(key, None)
         return answer
 

@@ -46,13 +46,14 @@ class Host:
         self.directory = directory
         self.folder = directory / NAME
         self.url = f"sqlite:///{directory}/queue.db"
+        self.queue_db = self.url
         self.store = JobStore.open(self.url)
         self.log = directory / "worker.log"
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, *options: str, processes: int = 0, **env: str) -> subprocess.Popen[bytes]:
         argv = [sys.executable, "-m", "gpuwarden", "worker", "run", "--commands", "--name", NAME]
-        argv += ["--processes", str(processes), "--queue-db", self.url, "--heartbeat-s", "0.5", *options]
+        argv += ["--processes", str(processes), "--queue-db", self.queue_db, "--heartbeat-s", "0.5", *options]
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 argv,
@@ -64,6 +65,13 @@ class Host:
             )
         self._started.append(process)
         return process
+
+    def use_gateway(self) -> None:
+        """Later workers have the gateway's socket and no database."""
+        argv = [sys.executable, "-m", "gpuwarden", "gateway", "host", "--queue-db", self.url, "--port", "0"]
+        argv += ["--runtime-dir", str(self.directory)]
+        self._started.append(subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        self.queue_db = "gateway"
 
     def submit(self, *argv: str, cwd: str | None = None, env: tuple[str, ...] = ()) -> JobId:
         command = Command(argv=argv, cwd=cwd or str(self.directory), env=env)
@@ -209,6 +217,27 @@ def test_command_survives_its_worker_and_its_exit_code_decides(
     assert host.store.job(job_id).attempt == 1
     assert log.read_text() == "began\nended\n"
     eventually(lambda: not (host.folder / "w.command.json").exists(), "the record is removed")
+
+
+@pytest.mark.slow
+@pytest.mark.behaviour("D8")
+def test_command_is_taken_over_through_a_gateway(host: Host, tmp_path: Path) -> None:
+    log, until = tmp_path / "did", tmp_path / "until"
+    host.use_gateway()
+    first = host.start()
+    job_id = host.python(STEPS, str(log), str(until), "5")
+    process = host.command()
+
+    first.kill()
+    first.wait(timeout=20)
+    host.start()
+    eventually(lambda: "command taken over" in host.log.read_text(), "taken over", log=host.log.read_text)
+    assert host.record().process == process
+    until.touch()
+
+    host.reaches(job_id, State.FAILED)
+    assert (host.store.job(job_id).reason, host.store.job(job_id).attempt) == ("exit code 5", 1)
+    assert log.read_text() == "began\nended\n"
 
 
 def test_ctrl_c_ends_the_command_and_queues_its_job_again(host: Host, tmp_path: Path) -> None:
