@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -492,7 +493,10 @@ def test_output_is_not_kept_with_logs_none(tasks: Any, work: Start, capsys: pyte
 def test_full_disk_under_the_output_costs_the_output_only(tasks: Any, work: Start, tmp_path: Path) -> None:
     handle = tasks.shout.submit()
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "job-1-attempt-1.log").symlink_to("/dev/full")
+    log = tmp_path / "logs" / "job-1-attempt-1.log"
+    log.symlink_to("/dev/full")
+    now = time.time()  # the kernel's times of files are some milliseconds behind: it would be an older queue's log
+    os.utime(log, (now, now), follow_symlinks=False)
     worker = work("--jobs-max", "1", "--logs", str(tmp_path / "logs"))
     output, _ = worker.communicate(timeout=30)
 
