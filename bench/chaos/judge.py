@@ -11,7 +11,8 @@ from typing import Any, Final
 import psycopg
 
 from bench.chaos.log import Effect, effects_of
-from bench.chaos.player import LEASE_S, Played, Stop
+from bench.chaos.player import Played, Stop
+from bench.chaos.processes import LEASE_S
 from gpuwarden.db.engine import BUSY_TIMEOUT_S
 from gpuwarden.worker.lease import OWNERSHIP_S
 

@@ -9,12 +9,12 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,19 +22,13 @@ import psycopg
 
 from bench.chaos.body import LOG_VARIABLE
 from bench.chaos.log import effects_of
+from bench.chaos.processes import LEASE_S, QUEUE, Process, gateways, sweeper, workers
 from deploy.standalone.stack import CHECKOUT
 from gpuwarden.db.engine import DatabaseError
 from gpuwarden.job import FINAL, JobClass, JobId, State
 from gpuwarden.queue import JobStore, Submission
 from testbed.postgres import Postgres
 
-LEASE_S: Final = 3.0
-HEARTBEAT_S: Final = 1.0
-RENEWAL_S: Final = 2 * HEARTBEAT_S
-"""How long a lease must have expired before the sweeper requeues the job."""
-
-WORKERS: Final = 6
-QUEUE: Final = "chaos"
 TICK_S: Final = 0.05
 OPEN_MAX: Final = 30
 """Limit of open jobs."""
@@ -57,23 +51,6 @@ class Stop:
 
 
 @dataclass(kw_only=True)
-class Process:
-    """One slot, and its process, if any."""
-
-    name: str
-    command: list[str]
-    popen: subprocess.Popen[bytes] | None = None
-    start_at_s: float = 0.0
-    stopped_at_s: float | None = None
-    resume_at_s: float = 0.0
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it exists and is not stopped."""
-        return self.popen is not None and self.stopped_at_s is None
-
-
-@dataclass(kw_only=True)
 class Played:
     """Actions, and where `judge` finds their result."""
 
@@ -90,9 +67,17 @@ class Played:
     drained: bool = False
 
 
-def play(url: str, folder: Path, *, seconds: float, seed: int, server: Postgres | None = None) -> Played:
+def play(
+    url: str,
+    folder: Path,
+    *,
+    seconds: float,
+    seed: int,
+    server: Postgres | None = None,
+    through_gateways: bool = False,
+) -> Played:
     """Cause failures, also of `server` if given, and drain the queue."""
-    player = _Player(url, folder, seconds=seconds, seed=seed, server=server)
+    player = _Player(url, folder, seconds=seconds, seed=seed, server=server, through_gateways=through_gateways)
     with player.processes():
         player.play()
         player.hit_one_at_work()
@@ -101,7 +86,9 @@ def play(url: str, folder: Path, *, seconds: float, seed: int, server: Postgres 
 
 
 class _Player:
-    def __init__(self, url: str, folder: Path, *, seconds: float, seed: int, server: Postgres | None) -> None:
+    def __init__(
+        self, url: str, folder: Path, *, seconds: float, seed: int, server: Postgres | None, through_gateways: bool
+    ) -> None:
         self.played = Played(seed=seed, url=url, log=folder / "effects.log")
         self._folder = folder
         self._seconds = seconds
@@ -112,26 +99,9 @@ class _Player:
         self._steps: dict[int, int] = {}
         """Number of steps of each job without a run."""
         self._server_back_at_s: float | None = None
-        host = folder / "run"
-        host.mkdir()
-        (host / "host").write_text("chaos\n", encoding="ascii")
-        worker = [
-            sys.executable,
-            "-m",
-            "gpuwarden",
-            "worker",
-            "run",
-            "--handler",
-            "bench.chaos.body:load",
-            "--queue",
-            QUEUE,
-        ]
-        worker += ["--queue-db", url, "--runtime-dir", str(host), "--log-level", "warning"]
-        worker += ["--lease-s", str(LEASE_S), "--heartbeat-s", str(HEARTBEAT_S)]
-        names = [f"w{number}" for number in range(WORKERS)]
-        self._workers = [Process(name=name, command=[*worker, "--name", name]) for name in names]
-        sweeper = [sys.executable, "-m", "bench.chaos.sweeper", url, str(RENEWAL_S)]
-        self._sweeper = Process(name="sweeper", command=sweeper)
+        self._workers = workers(folder, url, through_gateways=through_gateways)
+        self._gateways = gateways(folder, url, self._store) if through_gateways else []
+        self._others = [sweeper(url), *self._gateways]
 
     # --- phases
 
@@ -142,12 +112,15 @@ class _Player:
             (5.0, self._kill_at_work),
             (2.5, lambda: self._stop_worker(0.2, 2.0)),
             (5.0, lambda: self._stop_worker(LEASE_S + 2.0, 2 * LEASE_S + 2.0)),
-            (8.0, self._kill_sweeper),
+            (8.0, lambda: self._kill(self._others[0], "sweeper killed")),
             (0.4, self._submit),
             (0.7, self._consume),
         ]
         if self._server is not None:
             harms.append((0.8, self._drop_connections))
+        for each in self._gateways:
+            what = "central gateway killed" if "central" in each.name else "host gateway killed"
+            harms.append((8.0, partial(self._kill, each, what)))
         due = [(begun_s + self._random.uniform(0.0, every_s), every_s, act) for every_s, act in harms]
         times = max(4, int(self._seconds / DOWN_EVERY_S)) if self._server is not None else 0
         down = [begun_s + self._seconds * (n + 1) / (times + 1) for n in range(times)]
@@ -199,7 +172,7 @@ class _Player:
         try:
             yield
         finally:
-            for each in (*self._workers, self._sweeper):
+            for each in (*self._workers, *self._others):
                 if each.popen is not None:
                     each.popen.kill()
                     each.popen.wait()
@@ -210,7 +183,7 @@ class _Player:
         if self._server is not None and self._server_back_at_s is not None and now_s >= self._server_back_at_s:
             self._server.start()
             self._server_back_at_s = None
-        for each in (*self._workers, self._sweeper):
+        for each in (*self._workers, *self._others):
             if each.stopped_at_s is not None and now_s >= each.resume_at_s:
                 self._resume(each)
             if each.popen is not None and (code := each.popen.poll()) is not None:
@@ -235,7 +208,7 @@ class _Player:
         self._record_stop(each)
         each.popen = None
         each.start_at_s = now_s + self._random.choice((0.0, 0.0, 0.5, 2 * LEASE_S))
-        if each is not self._sweeper:
+        if each not in self._others:
             self.played.ends[code] += 1
 
     def _resume(self, each: Process) -> None:
@@ -253,7 +226,6 @@ class _Player:
     def _kill_worker(self) -> None:
         if those := [each for each in self._workers if each.popen is not None]:
             self._kill(self._random.choice(those))
-            self.played.counts["worker killed"] += 1
 
     def _kill_at_work(self) -> None:
         """Kill a worker at work; it counts in `AT_WORK` unless its job ended first."""
@@ -262,7 +234,6 @@ class _Player:
             self._kill(each)
             if each.popen is not None:
                 each.popen.wait()
-            self.played.counts["worker killed"] += 1
             self.played.counts[AT_WORK] += self._is_at_work(each)
 
     def _is_at_work(self, each: Process) -> bool:
@@ -271,14 +242,10 @@ class _Player:
         effects = [effect for effect in effects_of(self.played.log) if effect.pid == pid]
         return bool(effects) and effects[-1].step < self._steps.get(effects[-1].job, 0)
 
-    def _kill_sweeper(self) -> None:
-        if self._sweeper.popen is not None:
-            self._kill(self._sweeper)
-            self.played.counts["sweeper killed"] += 1
-
-    def _kill(self, each: Process) -> None:
+    def _kill(self, each: Process, what: str = "worker killed") -> None:
         if each.popen is not None:
             each.popen.kill()
+            self.played.counts[what] += 1
 
     def _stop_worker(self, least_s: float, most_s: float) -> None:
         if those := [each for each in self._workers if each.is_running]:
