@@ -30,7 +30,7 @@ from typing import Any, Final, Generic, Never, ParamSpec, Self, TypeVar
 
 import structlog
 
-from gpuwarden.db.engine import NoAnswerError
+from gpuwarden.db.errors import NoAnswerError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import error_text, printable, trace_lines, trace_of
 from gpuwarden.gateway.client import GatewayStore

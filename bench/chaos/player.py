@@ -24,7 +24,7 @@ from bench.chaos.body import LOG_VARIABLE
 from bench.chaos.log import effects_of
 from bench.chaos.processes import LEASE_S, QUEUE, Process, gateways, sweeper, workers
 from deploy.standalone.stack import CHECKOUT
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.job import FINAL, JobClass, JobId, State
 from gpuwarden.queue import JobStore, Submission
 from testbed.postgres import Postgres

@@ -4,7 +4,7 @@ import sys
 import time
 from typing import Final
 
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.queue import JobStore
 from remediator.clients import job_queue_sql
 

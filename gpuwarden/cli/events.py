@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Final
 
 from gpuwarden.cli.acts import add_json
-from gpuwarden.db.rows import UnreadableRowError
+from gpuwarden.db.errors import UnreadableRowError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, format_duration, format_time, show, show_json
 from gpuwarden.queue import Event, JobStore

@@ -19,7 +19,7 @@ from gpuwarden.cli.bars import BARS_MAX, Bars, at_terminal
 from gpuwarden.cli.progress import Reports, figures, report_of, reports, silence, whole
 from gpuwarden.cli.watch import watch
 from gpuwarden.clock import stamp
-from gpuwarden.db.rows import UnreadableRowError
+from gpuwarden.db.errors import UnreadableRowError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.fields import made_from
 from gpuwarden.format import (

@@ -5,7 +5,7 @@ from itertools import chain, islice
 from typing import Final
 
 from gpuwarden.cli.progress import Reports, report_of, short, silence_max_s, silent_s
-from gpuwarden.db.rows import UnreadableRowError
+from gpuwarden.db.errors import UnreadableRowError
 from gpuwarden.format import format_age, printable
 from gpuwarden.job import FINAL
 from gpuwarden.queue import Job

@@ -7,7 +7,8 @@ from typing import Any, Final, Protocol
 
 from sqlalchemy import Connection, Engine
 
-from gpuwarden.db.engine import DatabaseError, is_idle, is_shared, own_connection, translated
+from gpuwarden.db.engine import is_idle, is_shared, own_connection, translated
+from gpuwarden.db.errors import DatabaseError
 
 CHANGES_POLL_S: Final = 0.05
 """Interval between checks on SQLite, seconds."""

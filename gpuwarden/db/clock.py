@@ -6,7 +6,8 @@ from typing import Final
 from sqlalchemy import Engine, func, select
 
 from gpuwarden import clock
-from gpuwarden.db.engine import DatabaseError, is_shared
+from gpuwarden.db.engine import is_shared
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.transactions import autocommit
 
 CLOCK_TRUSTED_S: Final = 5.0

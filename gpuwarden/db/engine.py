@@ -22,8 +22,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError
 from sqlalchemy.exc import TimeoutError as NoConnectionFreeError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from gpuwarden.db.errors import DatabaseError, NoAnswerError
 from gpuwarden.db.rows import json_or_bad
-from gpuwarden.errors import GpuwardenError
 
 BUSY_TIMEOUT_S: Final = 5.0
 """How long a writer waits, seconds: half of Alertmanager's webhook timeout."""
@@ -42,14 +42,6 @@ _DISK_FULL: Final = "53100"
 
 
 _WRITERS: Final = "check who may write its folder"
-
-
-class DatabaseError(GpuwardenError):
-    """The database failed. Nothing of the transaction was written."""
-
-
-class NoAnswerError(DatabaseError):
-    """The database is not reachable or ready. A retry may succeed."""
 
 
 def connect(url: str) -> Engine:

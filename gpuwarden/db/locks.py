@@ -9,7 +9,8 @@ from typing import IO, Any, Protocol
 
 from sqlalchemy import Connection, Engine, func, select
 
-from gpuwarden.db.engine import DatabaseError, is_shared, own_connection, translated
+from gpuwarden.db.engine import is_shared, own_connection, translated
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.errors import GpuwardenError
 
 

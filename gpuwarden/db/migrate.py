@@ -26,7 +26,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex
 
-from gpuwarden.db.engine import DatabaseError, connect, is_shared
+from gpuwarden.db.engine import connect, is_shared
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.locks import lock_number
 from gpuwarden.db.transactions import reading, writing
 

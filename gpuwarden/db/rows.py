@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import JSON, Boolean, Float, Integer, Row, String, Table
 
-from gpuwarden.errors import GpuwardenError
+from gpuwarden.db.errors import UnreadableRowError
 
 NUMBER_MAX: Final = 1e11
 """Limit of times and durations, seconds: dates end at the year 9999."""
@@ -17,14 +17,6 @@ REPORTED_MAX: Final = 1000
 """Most rows that a process logs as unreadable, each once."""
 
 T = TypeVar("T")
-
-
-class UnreadableRowError(GpuwardenError):
-    """A row has a value that this version does not know."""
-
-    def __init__(self, table: str, key: str, reason: str) -> None:
-        super().__init__(f"row {key} of table {table} is unreadable: {reason}")
-        self.table, self.key, self.reason = table, key, reason
 
 
 class BadJson:

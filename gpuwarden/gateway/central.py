@@ -7,7 +7,7 @@ from typing import Final
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.gateway.app import HOST_BOUNDS, Caller, RefusedError
 from gpuwarden.gateway.wire import HOST
 from gpuwarden.queue import JobStore

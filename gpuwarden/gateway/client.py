@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
-from gpuwarden.db.engine import DatabaseError, NoAnswerError
+from gpuwarden.db.errors import DatabaseError, NoAnswerError
 from gpuwarden.gateway import wire
 from gpuwarden.job import LEASE_S, Condition, ItemState, JobId
 from gpuwarden.queue.models import Item, Job, Quarantine, Result, Slot

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpuwarden import logs
-from gpuwarden.db.engine import NoAnswerError
+from gpuwarden.db.errors import NoAnswerError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import raise_file_limit
 from gpuwarden.format import Help, Parser

@@ -12,8 +12,7 @@ import httpx
 import structlog
 from anyio import CapacityLimiter, to_thread
 
-from gpuwarden.db.engine import DatabaseError, NoAnswerError
-from gpuwarden.db.rows import UnreadableRowError
+from gpuwarden.db.errors import DatabaseError, NoAnswerError, UnreadableRowError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import ReloadingFile
 from gpuwarden.gateway.operations import Claim, Operation, Wait

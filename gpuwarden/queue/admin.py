@@ -9,7 +9,8 @@ from gpuwarden.job import FRESH_S, JobId, Kind, Move, State
 from gpuwarden.queue import runs, sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.items.failures import refuse_while_held
-from gpuwarden.queue.models import BlockedError, WorkerRow, to_worker
+from gpuwarden.queue.models import BlockedError, WorkerRow
+from gpuwarden.queue.rows import to_worker
 from gpuwarden.queue.schema import JOBS, QUEUE, WORKER_GPUS, WORKERS
 
 

@@ -22,7 +22,7 @@ from sqlalchemy import (
     update,
 )
 
-from gpuwarden.db.rows import UnreadableRowError
+from gpuwarden.db.errors import UnreadableRowError
 from gpuwarden.db.transactions import autocommit, reading, upsert, writing
 from gpuwarden.job import (
     AFFINITY_S,
@@ -40,7 +40,8 @@ from gpuwarden.job import (
 )
 from gpuwarden.queue import ranks, runs, sql
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import DrainedError, Job, ReplacedError, Result, Slot, check_result, to_job
+from gpuwarden.queue.models import DrainedError, Job, ReplacedError, Result, Slot, check_result
+from gpuwarden.queue.rows import to_job
 from gpuwarden.queue.schema import DEAD_WORKERS, FATAL_ERRORS, JOBS, QUEUES, WORKER_GPUS, WORKERS
 from gpuwarden.queue.sql import Prepared
 

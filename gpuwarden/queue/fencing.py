@@ -10,7 +10,8 @@ from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.job import FENCE_S, REQUEUE_PRIORITY, Condition, Move, State
 from gpuwarden.queue import ranks, sql
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import DeadWorker, Slot, to_dead_worker
+from gpuwarden.queue.models import DeadWorker, Slot
+from gpuwarden.queue.rows import to_dead_worker
 from gpuwarden.queue.schema import DEAD_WORKERS, JOBS, QUEUE, WORKERS
 
 STAMP_S: Final = 30.0

@@ -10,7 +10,8 @@ from gpuwarden.db.rows import readable
 from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import Quarantine, to_quarantine
+from gpuwarden.queue.models import Quarantine
+from gpuwarden.queue.rows import to_quarantine
 from gpuwarden.queue.schema import QUARANTINED_GPUS, QUEUE, WORKER_GPUS, WORKERS
 
 _LONGEST_FIRST: Final = tuple(QUARANTINED_GPUS.c[name] for name in ("since", "gpu", "host", "worker"))

@@ -11,8 +11,9 @@ from gpuwarden.db.locks import try_advisory_lock
 from gpuwarden.db.rows import readable
 from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import Event, to_event
+from gpuwarden.queue.models import Event
 from gpuwarden.queue.queries import Unreadable
+from gpuwarden.queue.rows import to_event
 from gpuwarden.queue.schema import CONSUMERS, OUTBOX_EVENTS
 from gpuwarden.queue.sql import Prepared
 

@@ -5,12 +5,14 @@ from typing import Final, TypeAlias
 
 from sqlalchemy import ColumnElement, func, literal_column, select
 
-from gpuwarden.db.rows import UnreadableRowError, readable
+from gpuwarden.db.errors import UnreadableRowError
+from gpuwarden.db.rows import readable
 from gpuwarden.db.transactions import reading
 from gpuwarden.job import FINAL, JobId, State
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import KNOWN_STATES, Job, Run, to_job, to_run
+from gpuwarden.queue.models import KNOWN_STATES, Job, Run
+from gpuwarden.queue.rows import to_job, to_run
 from gpuwarden.queue.schema import AT_WORK, JOBS, RUNS, UNWELL, WORKERS
 
 PAGE: Final = 1000

@@ -7,7 +7,8 @@ from sqlalchemy import delete, select
 from gpuwarden.db.rows import readable
 from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import COUNT_MAX, QueueSettings, SubmissionError, to_settings
+from gpuwarden.queue.models import COUNT_MAX, QueueSettings, SubmissionError
+from gpuwarden.queue.rows import to_settings
 from gpuwarden.queue.schema import QUEUES
 from gpuwarden.state_file import SECONDS_MAX, TEXT_MAX, is_text
 

@@ -18,7 +18,8 @@ from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.job import FINAL, QUEUE_CLASSES, JobClass, JobId, Kind, Move, State, stall_timeout_s
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import KNOWN_STATES, Result, Run, Submission, SubmissionError, to_run
+from gpuwarden.queue.models import KNOWN_STATES, Result, Run, Submission, SubmissionError
+from gpuwarden.queue.rows import to_run
 from gpuwarden.queue.schema import DEPENDENCIES, JOBS, QUEUE, QUEUES, RUNS
 from gpuwarden.queue.sql import Prepared
 

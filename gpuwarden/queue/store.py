@@ -20,10 +20,11 @@ from gpuwarden.queue.hosts.lost_hosts import LostHosts
 from gpuwarden.queue.hosts.tokens import HostTokens
 from gpuwarden.queue.items.failures import ItemFailures
 from gpuwarden.queue.items.items import Items
-from gpuwarden.queue.models import Job, Result, UnknownJobError, to_job
+from gpuwarden.queue.models import Job, Result, UnknownJobError
 from gpuwarden.queue.outbox import Outbox
 from gpuwarden.queue.queries import Queries
 from gpuwarden.queue.queue_settings import Settings
+from gpuwarden.queue.rows import to_job
 from gpuwarden.queue.runs import Runs
 from gpuwarden.queue.schema import JOBS, QUEUE
 from gpuwarden.queue.sweeps import Sweeps

@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from gpuwarden import clock
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.gateway.client import GatewayStore
 from gpuwarden.job import EXIT_DISOWNED
 from gpuwarden.queue import Job, JobStore

@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 import structlog
 
 from gpuwarden import gpu_names, logs
-from gpuwarden.db.engine import NoAnswerError
+from gpuwarden.db.errors import NoAnswerError
 from gpuwarden.db.running_up import QUEUE_ENV, RUNTIME_DIR_ENV
 from gpuwarden.errors import GpuwardenError, WorkerStopping
 from gpuwarden.fields import made_from

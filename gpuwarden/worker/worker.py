@@ -13,7 +13,8 @@ import structlog
 
 from gpuwarden import clock
 from gpuwarden.db.changes import Changes
-from gpuwarden.db.engine import BUSY_TIMEOUT_S, DatabaseError, NoAnswerError
+from gpuwarden.db.engine import BUSY_TIMEOUT_S
+from gpuwarden.db.errors import DatabaseError, NoAnswerError
 from gpuwarden.errors import GpuwardenError, WorkerStopping
 from gpuwarden.format import error_text, storable, trace_end, trace_of
 from gpuwarden.gateway.client import GatewayStore

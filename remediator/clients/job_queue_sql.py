@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, Self
 
-from gpuwarden.db.engine import NoAnswerError
+from gpuwarden.db.errors import NoAnswerError
 from gpuwarden.fields import made_from
 from gpuwarden.format import format_utc_time
 from gpuwarden.job import HEARTBEAT_S, Condition, JobId

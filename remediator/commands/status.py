@@ -18,7 +18,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from gpuwarden.cli.watch import watch
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.running_up import environment
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, count_of, format_duration, format_time, json_line, show

@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from gpuwarden.db.changes import Changes
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.migrate import NewerTablesError
 from remediator.actuators import Actuator
 from remediator.capture.capture import CaptureRunner

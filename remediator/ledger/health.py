@@ -6,7 +6,7 @@ from typing import Final
 
 from sqlalchemy import false, func, select, text, update
 
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.transactions import reading, writing
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.schema import EXECUTORS, LEDGER

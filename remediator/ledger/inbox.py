@@ -23,8 +23,9 @@ from sqlalchemy import (
 
 from gpuwarden.db.changes import notify_after_commit
 from gpuwarden.db.engine import is_shared
+from gpuwarden.db.errors import UnreadableRowError
 from gpuwarden.db.locks import advisory_lock, try_advisory_lock
-from gpuwarden.db.rows import UnreadableRowError, report
+from gpuwarden.db.rows import report
 from gpuwarden.db.transactions import autocommit, reading, upsert, writing
 from remediator.alert import Alert, Refusal, subject
 from remediator.ledger import retention

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, bindparam, func, select
 
-from gpuwarden.db.rows import UnreadableRowError, converted
+from gpuwarden.db.errors import UnreadableRowError
+from gpuwarden.db.rows import converted
 from gpuwarden.fields import made_from
 from remediator.ledger import retention
 from remediator.ledger.schema import EPISODES, EXECUTORS, INTENTS, ORDERS, RUN_DECISIONS

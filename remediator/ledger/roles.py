@@ -4,7 +4,8 @@ from typing import Final
 
 from sqlalchemy import Engine, text
 
-from gpuwarden.db.engine import DatabaseError, NoAnswerError, connect, is_shared
+from gpuwarden.db.engine import connect, is_shared
+from gpuwarden.db.errors import DatabaseError, NoAnswerError
 from gpuwarden.db.transactions import reading
 from remediator.ledger.schema import ORDERS
 

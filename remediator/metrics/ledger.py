@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gpuwarden import __version__
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from remediator.ledger.counters import DURATION_BOUNDS_S, Totals
 from remediator.ledger.ledger import Ledger
 from remediator.metrics.series import Catalogue, Series

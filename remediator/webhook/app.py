@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.requests import ClientDisconnect
 
 from gpuwarden import __version__
-from gpuwarden.db.engine import DatabaseError, NoAnswerError
+from gpuwarden.db.errors import DatabaseError, NoAnswerError
 from gpuwarden.format import printable
 from gpuwarden.http.web_config import BusyError, WebConfig
 from remediator import payload as payloads

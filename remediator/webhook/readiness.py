@@ -6,7 +6,7 @@ from typing import Final
 
 from anyio import to_thread
 
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from remediator.ledger.ledger import Ledger
 
 READY_S: Final = 2.0

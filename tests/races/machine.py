@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gpuwarden.db.clock import DatabaseClock
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.job import JobClass, State
 from gpuwarden.queue import JobStore, Submission, SubmissionError
 from remediator.alert import Alert

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, Final
 
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.queue import JobStore
 from remediator import plan
 from remediator.actuators import ActuatorError

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Literal
 
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.job import HEARTBEAT_S
 from gpuwarden.queue import JobStore, ReplacedError
 from tests.races.judge import Judge

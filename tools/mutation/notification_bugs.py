@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import select, update
 
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.transactions import writing
 from remediator import payload as payloads
 from remediator.alert import Alert, Refusal

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.queue import claims, outbox, runs, sql, sweeps
 from tests.gpuwarden.queue import test_queue_machine
 from tests.races import databases, test_notifications, test_races

@@ -7,7 +7,8 @@ from gpuwarden.db.transactions import reading, writing
 from gpuwarden.job import LEASE_S, Move, State
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import HostsJob, to_hosts_job
+from gpuwarden.queue.models import HostsJob
+from gpuwarden.queue.rows import to_hosts_job
 from gpuwarden.queue.schema import JOBS, QUEUES, WORKERS
 
 

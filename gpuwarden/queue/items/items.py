@@ -15,7 +15,8 @@ from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.job import ITEM_MOVES, ITEM_TRIES_MAX, ItemMove, ItemOutcome, ItemState, State
 from gpuwarden.queue import runs, sql
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import Item, Result, SubmissionError, check_result, to_item
+from gpuwarden.queue.models import Item, Result, SubmissionError, check_result
+from gpuwarden.queue.rows import to_item
 from gpuwarden.queue.schema import ITEM_OUTCOMES, ITEMS, JOBS
 from gpuwarden.state_file import TEXT_MAX, is_text
 

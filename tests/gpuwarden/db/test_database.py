@@ -31,7 +31,7 @@ from sqlalchemy import (
 from gpuwarden.db import changes as db_changes
 from gpuwarden.db import engine as db_engine
 from gpuwarden.db.changes import Changes, notify_after_commit, watch
-from gpuwarden.db.engine import DatabaseError, NoAnswerError
+from gpuwarden.db.errors import DatabaseError, NoAnswerError
 from gpuwarden.db.locks import LockHeldElsewhereError, lock_for_one
 from gpuwarden.db.migrate import open_database
 from gpuwarden.db.transactions import reading, writing

@@ -20,7 +20,8 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 import gpuwarden
 from gpuwarden.db import migrate as db_migrate
-from gpuwarden.db.engine import DatabaseError, connect
+from gpuwarden.db.engine import connect
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.migrate import (
     NewerTablesError,
     OlderTablesError,

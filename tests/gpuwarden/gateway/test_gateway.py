@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.db.engine import DatabaseError, NoAnswerError
+from gpuwarden.db.errors import DatabaseError, NoAnswerError
 from gpuwarden.gateway.client import GatewayChanges, GatewayStore
 from gpuwarden.gateway.operations import OPERATIONS, OnJob
 from gpuwarden.gateway.wire import BODY_MAX_BYTES, PREFIX, REQUEST_ID, SOCKET_NAME

@@ -48,7 +48,7 @@ def test_empty_queue_and_another_queue_have_no_job(store: JobStore) -> None:
 CLAIMER = """
 import sys, time
 from pathlib import Path
-from gpuwarden.db.engine import NoAnswerError
+from gpuwarden.db.errors import NoAnswerError
 from gpuwarden.queue import JobStore
 
 def as_a_worker(asks):  # a write that times out has written nothing: retry

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.job import FENCE_S, Condition, State
 from gpuwarden.queue import JobStore, Submission, SubmissionError
 from tests.gpuwarden.queue.builders import NOW, claim, fenced, refuse_events, submit

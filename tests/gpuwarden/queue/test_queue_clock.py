@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import func, select, text
 
 from gpuwarden.db.clock import CLOCK_TRUSTED_S
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.transactions import reading, writing
 from gpuwarden.job import HEARTBEAT_S
 from gpuwarden.queue import JobStore, Submission

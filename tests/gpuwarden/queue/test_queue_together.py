@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import Connection, select, text
 
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.transactions import reading, writing
 from gpuwarden.job import Condition, State
 from gpuwarden.queue import (

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.transactions import reading
 from gpuwarden.job import Condition, State
 from gpuwarden.queue import JobStore, ReplacedError

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpuwarden import tasks
-from gpuwarden.db.engine import DatabaseError, NoAnswerError
+from gpuwarden.db.errors import DatabaseError, NoAnswerError
 from gpuwarden.job import EXIT_FATAL, ItemState, State
 from gpuwarden.queue import Job, JobStore
 from gpuwarden.reporter import Reporter

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.db.engine import DatabaseError, NoAnswerError
+from gpuwarden.db.errors import DatabaseError, NoAnswerError
 from gpuwarden.errors import WorkerStopping
 from gpuwarden.job import Condition, State
 from gpuwarden.queue import Job, JobStore, Submission

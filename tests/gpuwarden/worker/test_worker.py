@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpuwarden import logs, state_file
-from gpuwarden.db.engine import DatabaseError, NoAnswerError
+from gpuwarden.db.errors import DatabaseError, NoAnswerError
 from gpuwarden.format import TRACE_MAX_BYTES
 from gpuwarden.job import JobId, State
 from gpuwarden.queue import Job, JobStore, ReplacedError, Submission

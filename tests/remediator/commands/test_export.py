@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpuwarden.cli.main import main
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from remediator.commands import export
 from remediator.commands.export import moment
 from remediator.ledger import export_rows

@@ -18,6 +18,7 @@ import pytest
 from gpuwarden.cli.main import main
 from gpuwarden.db import engine as db_engine
 from gpuwarden.db.clock import DatabaseClock
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.claims import LOCKED_BY_ERRORS
 from remediator.commands import open_ledger, status
@@ -561,7 +562,7 @@ def test_ledger_error_is_reported_with_what_to_do(
     ask: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, error: str, says: str
 ) -> None:
     def refuse(_: Health) -> None:
-        raise db_engine.DatabaseError(f"sqlite:///l.db: {error}")
+        raise DatabaseError(f"sqlite:///l.db: {error}")
 
     monkeypatch.setattr(Health, "check_writable", refuse)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.queue import JobStore
 from remediator.capture import probe
 from remediator.capture.capture import CaptureRunner

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpuwarden.db import engine as db_engine
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.migrate import NewerTablesError
 from gpuwarden.queue import JobStore
 from remediator.executor.executor import Pools

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpuwarden.db import engine as db_engine
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.job import State
 from gpuwarden.queue import JobStore
 from remediator.clients.job_queue_sql import RENEWAL_S, BuiltinQueue

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.queue import JobStore, Submission
 from remediator.clients.exporter import Targets
 from remediator.clients.exporter_access import ExporterError

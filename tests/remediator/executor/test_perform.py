@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.job import JobClass, State
 from gpuwarden.queue import JobStore
 from remediator import plan

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from gpuwarden.db import engine as db_engine
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.job import JobClass, State
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.schema import QUEUE

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.job import State
 from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.queue.items.failures import ItemFailures

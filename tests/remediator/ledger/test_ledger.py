@@ -18,7 +18,8 @@ from alembic.migration import MigrationContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwarden.db.engine import DatabaseError, connect
+from gpuwarden.db.engine import connect
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.transactions import writing
 from gpuwarden.job import Condition
 from remediator.alert import Alert, Refusal

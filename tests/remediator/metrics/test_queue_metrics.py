@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import Engine, insert, text
 
-from gpuwarden.db.engine import DatabaseError, connect
+from gpuwarden.db.engine import connect
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.transactions import writing
 from gpuwarden.job import Condition, JobClass
 from gpuwarden.queue import Job, JobStore, Slot, Submission

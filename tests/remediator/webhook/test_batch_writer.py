@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from gpuwarden.db.engine import DatabaseError, NoAnswerError
+from gpuwarden.db.errors import DatabaseError, NoAnswerError
 from remediator.ledger.ledger import Ledger
 from remediator.webhook import batch_writer
 from remediator.webhook.batch_writer import BATCH_MAX, GroupCommit
