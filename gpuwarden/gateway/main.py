@@ -28,6 +28,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import raise_file_limit
 from gpuwarden.format import Help, Parser
 from gpuwarden.gateway.app import SLOT_BOUNDS, Caller, Counted, create_app
+from gpuwarden.gateway.batching import Batching
 from gpuwarden.gateway.central import Hosts
 from gpuwarden.gateway.sockets import Sockets
 from gpuwarden.gateway.upstream import CentralUpstream, DatabaseUpstream, Upstream
@@ -49,7 +50,7 @@ SOCKET_CONNECTIONS_MAX: Final = 256
 """Most open connections of one socket. A worker uses three, and a folder may have `POOL_MAX` workers."""
 
 CENTRAL_CONNECTIONS_MAX: Final = 7000
-"""Most open connections of hosts. Each waiting worker has one."""
+"""Most open connections of hosts. A host has one for each queue with idle workers, and a few more."""
 
 THREADS: Final = 12
 """Most operations at once: fewer than the database pool's connections."""
@@ -90,7 +91,7 @@ def _host(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int
 
         async def serve() -> None:
             upstream: Upstream = (
-                CentralUpstream(arguments.central, arguments.token_file, ca_file=arguments.ca_file)
+                Batching(CentralUpstream(arguments.central, arguments.token_file, ca_file=arguments.ca_file), host)
                 if store is None
                 else _database(store, registry)
             )
@@ -165,9 +166,11 @@ def _database(store: JobStore, registry: CollectorRegistry) -> DatabaseUpstream:
     """Answers from a database. Call it in the event loop."""
     waiting = Waiting(store)
     waiting.start()
-    Gauge("gpuwarden_gateway_waiting_workers", "Idle workers that wait for a job.", registry=registry).set_function(
-        lambda: waiting.count
-    )
+    Gauge(
+        "gpuwarden_gateway_waiting_workers",
+        "Workers that wait for a job. A host behind a central gateway counts as one.",
+        registry=registry,
+    ).set_function(lambda: waiting.count)
     return DatabaseUpstream(store, waiting, threads=THREADS)
 
 

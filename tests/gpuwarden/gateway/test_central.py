@@ -4,6 +4,7 @@ import json
 import re
 import ssl
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.gateway.client import GatewayStore
+from gpuwarden.gateway.client import GatewayChanges, GatewayStore
 from gpuwarden.gateway.operations import OPERATIONS, OnJob
 from gpuwarden.gateway.wire import HOST, PREFIX, SOCKET_NAME
 from gpuwarden.job import State
@@ -20,7 +21,7 @@ from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.queue.hosts.tokens import Scope
 from tests.certificates import Authority, authority
 from tests.gpuwarden.worker.builders import Spawn
-from tests.waiting import eventually
+from tests.waiting import LATE_S, eventually
 
 pytestmark = pytest.mark.both_databases
 
@@ -170,6 +171,25 @@ def test_central_gateway_that_restarts_costs_nothing(
     assert worker.claims.renew(job.job_id, **its, lease_s=600)
     assert worker.claims.complete(job.job_id, **its)
     assert store.job(job.job_id).state is State.COMPLETED
+
+
+def test_jobs_wake_as_many_idle_workers_of_one_host(join: Callable[[str, str], GatewayStore], store: JobStore) -> None:
+    """The host has one request open for all of them. A later count would take 5 s for each."""
+    folder = join("box1", "w1")._door._folder
+    waits: list[GatewayChanges] = []
+    for _ in range(8):
+        each = GatewayStore(folder, worker="w1")
+        each._door.queue = "gpu"
+        waits.append(each.changes())
+        assert not waits[-1].wait(0.01)
+
+    began_s = time.monotonic()
+    for _ in range(8):
+        store.runs.submit(Submission(queue="gpu"), now=store.now())
+    for wait in waits:
+        assert wait.wait(LATE_S)
+
+    assert time.monotonic() - began_s < 15
 
 
 def test_address_without_encryption_is_refused(spawn: Spawn, host_dir: Path, tmp_path: Path) -> None:
