@@ -184,7 +184,7 @@ class _Door:
             finally:
                 caller.open -= 1
             self._counted.requests.labels(kind.path, found.outcome).inc()
-            return _response(found)
+            return to_response(found)
 
         return answer
 
@@ -204,7 +204,7 @@ class _Door:
         self._counted.refused.labels(name, error.why).inc()
         if (self._unknown if caller is None else caller.logged).is_due():
             log.warning("request refused", caller=name, reason=str(error))
-        return _response(failed(error.status, error.why, str(error)))
+        return to_response(failed(error.status, error.why, str(error)))
 
 
 async def _admitted(request: Request, kind: type[Operation], caller: Caller) -> Operation:
@@ -216,7 +216,7 @@ async def _admitted(request: Request, kind: type[Operation], caller: Caller) -> 
     if not caller.may_ask():
         its = caller.bounds
         raise RefusedError(429, "rate", f"more than {its.rate:g} requests a second, or over {its.open} open ones")
-    operation = _parsed(kind, await _body(request))
+    operation = _parsed(kind, await read_body(request))
     if not caller.may_be(operation.worker):
         raise RefusedError(
             403,
@@ -227,7 +227,8 @@ async def _admitted(request: Request, kind: type[Operation], caller: Caller) -> 
     return operation
 
 
-def _response(answer: Answer) -> Response:
+def to_response(answer: Answer) -> Response:
+    """An answer as HTTP."""
     headers = {"Retry-After": "1"} if answer.status == 429 else None
     text = json.dumps(answer.content)  # in ASCII: a payload may contain what UTF-8 cannot encode
     return Response(text, answer.status, headers, media_type="application/json")
@@ -260,14 +261,19 @@ def _parsed(kind: type[Operation], body: bytes) -> Operation:
         raise RefusedError(422, "invalid", error_text(error)) from None
 
 
-async def _body(request: Request) -> bytes:
+async def read_body(request: Request, max_bytes: int = BODY_MAX_BYTES) -> bytes:
+    """The body.
+
+    Raises:
+        RefusedError: it is too large, slow or not whole.
+    """
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in request.stream():
                 body += part
-                if len(body) > BODY_MAX_BYTES:
-                    raise RefusedError(413, "size", f"a body has over {BODY_MAX_BYTES} bytes")
+                if len(body) > max_bytes:
+                    raise RefusedError(413, "size", f"a body has over {max_bytes} bytes")
     except TimeoutError:
         raise RefusedError(408, "slow", f"a body was not sent within {BODY_TIMEOUT_S:g} s") from None
     except ClientDisconnect:

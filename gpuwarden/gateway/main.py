@@ -30,6 +30,8 @@ from gpuwarden.format import Help, Parser
 from gpuwarden.gateway.app import SLOT_BOUNDS, Caller, Counted, create_app
 from gpuwarden.gateway.batching import Batching
 from gpuwarden.gateway.central import Hosts
+from gpuwarden.gateway.reports import PREFIX as REPORTS
+from gpuwarden.gateway.reports import Reports
 from gpuwarden.gateway.sockets import Sockets
 from gpuwarden.gateway.upstream import CentralUpstream, DatabaseUpstream, Upstream
 from gpuwarden.gateway.waiting import Waiting
@@ -125,7 +127,10 @@ def _central(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     async def serve() -> None:
         registry = CollectorRegistry()
         upstream = _database(store, registry)
-        app = _by_path(create_app(Hosts(store), upstream, Counted(registry)), _pages(registry, web))
+        hosts, counted = Hosts(store), Counted(registry)
+        operations, reports = create_app(hosts, upstream, counted), Reports(store, hosts, counted)
+        reports.add_to(operations)
+        app = _by_path(operations, _pages(registry, web, Route("/reports", reports.page)))
         ready = _ready(web, listener, role="central")
         server = Server(app, web, at_start=ready, at_end=_ending(upstream), connections_max=CENTRAL_CONNECTIONS_MAX)
         try:
@@ -199,7 +204,8 @@ def _by_path(operations: ASGIApp, pages: ASGIApp) -> ASGIApp:
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        await (operations if path.startswith(PREFIX) or path == "/openapi.json" else pages)(scope, receive, send)
+        asks = path.startswith((PREFIX, REPORTS)) or path == "/openapi.json"
+        await (operations if asks else pages)(scope, receive, send)
 
     return answer
 
@@ -243,8 +249,8 @@ async def _keep(sockets: Sockets, app: ASGIApp, host: str) -> None:
         sockets.close()
 
 
-def _pages(registry: CollectorRegistry, web: WebConfig) -> Starlette:
-    """`/metrics` and `/-/healthy`."""
+def _pages(registry: CollectorRegistry, web: WebConfig, *others: Route) -> Starlette:
+    """`/metrics`, `/-/healthy` and other pages."""
 
     async def metrics(_: Request) -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
@@ -252,7 +258,7 @@ def _pages(registry: CollectorRegistry, web: WebConfig) -> Starlette:
     async def healthy(_: Request) -> Response:
         return PlainTextResponse("ok\n")
 
-    routes = [Route("/metrics", metrics), Route("/-/healthy", healthy)]
+    routes = [Route("/metrics", metrics), Route("/-/healthy", healthy), *others]
     return Starlette(routes=routes, middleware=[Middleware(CheckRequest, web=web)])
 
 
@@ -287,7 +293,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     for each, act, what, port in (
         (host, _host, "/metrics and /-/healthy", HOST_PORT),
-        (central, _central, "the hosts' requests, /metrics and /-/healthy", CENTRAL_PORT),
+        (central, _central, "the hosts' requests, /reports, /metrics and /-/healthy", CENTRAL_PORT),
     ):
         add_store(each)
         each.add_argument("--listen", default="127.0.0.1", help=f"address of {what}")

@@ -9,6 +9,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -233,6 +234,16 @@ HOST_TOKENS = Table(
     partial_index(
         "host_tokens_by_host", "host", sqlite="revoked_at IS NULL", postgresql="revoked_at IS NULL", unique=True
     ),
+)
+
+# The newest report of each kind of a host that is not scraped.
+HOST_REPORTS = Table(
+    "host_reports",
+    METADATA,
+    Column("host", String, primary_key=True),
+    Column("kind", String, primary_key=True),  # see gpuwarden.queue.hosts.reports.Kind
+    Column("received_at", Float, nullable=False),
+    Column("page", LargeBinary, nullable=False),  # its series as text, with gzip
 )
 
 # The outbox, written by the transaction that ends a job or a run.

@@ -17,6 +17,7 @@ from gpuwarden.queue.counts import Counts
 from gpuwarden.queue.fencing import Fencing
 from gpuwarden.queue.gpu_quarantine import GpuQuarantine
 from gpuwarden.queue.hosts.lost_hosts import LostHosts
+from gpuwarden.queue.hosts.reports import HostReports
 from gpuwarden.queue.hosts.tokens import HostTokens
 from gpuwarden.queue.items.failures import ItemFailures
 from gpuwarden.queue.items.items import Items
@@ -71,6 +72,11 @@ class JobStore:
     def host_tokens(self) -> HostTokens:
         """Tokens of hosts."""
         return HostTokens(self._engine)
+
+    @property
+    def host_reports(self) -> HostReports:
+        """Reports of hosts that are not scraped."""
+        return HostReports(self._engine)
 
     def now(self) -> float:
         """The clock of the leases, Unix seconds.

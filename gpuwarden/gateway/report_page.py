@@ -1,0 +1,220 @@
+"""The series of a host's report, and the page that Prometheus scrapes. No clock, no network."""
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from math import isfinite
+from typing import Annotated, Any, Final
+
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gpuwarden.gateway.app import RefusedError
+from gpuwarden.queue.hosts.reports import HostReport, Kind
+
+PAGE_MAX_BYTES: Final = 4 * 1024 * 1024
+"""Largest page: five times that of a host with 100 containers."""
+
+SERIES_MAX: Final = 20_000
+"""Most series of one host."""
+
+LINE_MAX: Final = 4096
+"""Longest line of a page, characters. The parser's time is quadratic in it."""
+
+GPUS_MAX: Final = 256
+TASKS_MAX: Final = 256
+
+JOB: Final = "gpuwarden-exporter"
+"""Label `job` of the series of a host, as if it were scraped."""
+
+TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_SERIES: Final = re.compile(r"gpuwarden_(?!remediator_|queue_|gateway_|report_)[a-z0-9_]+", re.ASCII)
+"""Series of an exporter. Those of other programs are not about one host."""
+
+_NOT_FINITE: Final = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
+
+
+_Text = Annotated[str, Field(max_length=200)]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+_Id = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class _Body(BaseModel):
+    """Numbers may be strings. Unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", coerce_numbers_to_str=True)
+
+
+class Gpu(_Body):
+    """A GPU. Memory is in MiB, utilization in percent."""
+
+    uuid: _Text
+    index: _Text = ""
+    name: _Text = ""
+    utilization: _Number | None = None
+    memory_total: _Number | None = None
+    memory_used: _Number | None = None
+
+
+class Task(_Body):
+    """A running task."""
+
+    running_log_id: _Id
+    remote_pid: _Id | None = None
+    remote_pgid: _Id | None = None
+
+
+class Report(_Body):
+    """What both reports in JSON have. The sender's timestamp is not used."""
+
+    token: _Text = ""
+    host: _Text | None = None
+    timestamp: Any = None
+
+
+class GpuReport(Report):
+    """The GPUs of a host: `POST /api/v1/report_gpu/`."""
+
+    gpus: list[Gpu] = Field(default=[], max_length=GPUS_MAX)
+
+
+class TasksReport(Report):
+    """The running tasks of a host: `POST /api/v1/report_tasks/`."""
+
+    tasks: list[Task] = Field(default=[], max_length=TASKS_MAX)
+
+
+def parsed(kind: type[Report], body: bytes) -> Report:
+    """A report in JSON.
+
+    Raises:
+        RefusedError: it is invalid.
+    """
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"])) or "body"
+        raise RefusedError(422, "invalid", f"{where}: {first['msg']}") from None
+    except RecursionError:
+        raise RefusedError(422, "invalid", "body: nested too deeply") from None
+
+
+def json_page(report: Report, host: str) -> bytes:
+    """The series of a report in JSON.
+
+    Raises:
+        RefusedError: it is another host's.
+    """
+    if report.host is not None and report.host != host:
+        raise _another(report.host, host)
+    lines: dict[str, str] = {}  # a GPU or task that is named twice counts once
+    if isinstance(report, GpuReport):
+        for gpu in report.gpus:
+            its = {"gpu": gpu.uuid}
+            about = {**its, "index": gpu.index, "name": gpu.name, "source": "report", "attribution": "device"}
+            lines[f"info {gpu.uuid}"] = _line("gpuwarden_gpu_info", about, 1.0, host)
+            for name, value, unit in (
+                ("gpuwarden_gpu_utilization_ratio", gpu.utilization, 0.01),
+                ("gpuwarden_gpu_memory_size_bytes", gpu.memory_total, 2.0**20),
+                ("gpuwarden_gpu_memory_used_bytes", gpu.memory_used, 2.0**20),
+            ):
+                if value is not None:
+                    lines[f"{name} {gpu.uuid}"] = _line(name, its, value * unit, host)
+    elif isinstance(report, TasksReport):
+        for task in report.tasks:
+            pids = {"pid": _id(task.remote_pid), "pgid": _id(task.remote_pgid)}
+            about = {"task": str(task.running_log_id), **pids}
+            lines[about["task"]] = _line("gpuwarden_task_info", about, 1.0, host)
+    return _packed(lines.values())
+
+
+def text_page(body: bytes, host: str, *, packed: bool) -> bytes:
+    """The series of an exporter's page.
+
+    Raises:
+        RefusedError: it is invalid, or another host's.
+    """
+    try:
+        text = (_unpacked(body) if packed else body).decode()
+    except UnicodeDecodeError:
+        raise RefusedError(422, "invalid", "the page is not UTF-8") from None
+    lines = [line for line in text.split("\n") if line.startswith("gpuwarden_")]
+    if len(lines) > SERIES_MAX:
+        raise RefusedError(413, "size", f"the page has over {SERIES_MAX} series")
+    if any(len(line) > LINE_MAX for line in lines):
+        raise RefusedError(413, "size", f"the page has a line of over {LINE_MAX} characters")
+    found, named = {}, ""
+    try:
+        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+            for name, labels, value, *_ in family.samples:
+                if labels.get("host", host) != host:
+                    raise _another(labels["host"], host)
+                if name == "gpuwarden_exporter_info":
+                    named = labels.get("nodename", "")
+                if _SERIES.fullmatch(name):
+                    found[name, *sorted(labels.items())] = _line(name, labels, value, host)
+    except (ValueError, KeyError, IndexError) as error:
+        raise RefusedError(422, "invalid", f"the page is not Prometheus' text format: {str(error)[:80]!a}") from None
+    if not text.endswith("\n") or not named:  # an exporter's page ends with its own series
+        raise RefusedError(422, "cut", "the page is not whole: it has no gpuwarden_exporter_info with nodename")
+    if named != host:
+        raise _another(named, host)
+    return _packed(found.values())
+
+
+def published(reports: Iterable[HostReport]) -> bytes:
+    """The page for Prometheus, which keeps its labels `host`, `job` and `instance` by `honor_labels`."""
+    reports = list(reports)
+    series: dict[str, list[str]] = {}
+    up: dict[str, bool] = {}
+    whole = {each.host for each in reports if each.kind is Kind.PAGE and each.page is not None}
+    ages = series.setdefault("gpuwarden_report_age_seconds", [])
+    for report in reports:
+        up[report.host] = up.get(report.host, False) or report.page is not None
+        ages.append(_line("gpuwarden_report_age_seconds", {"report": report.kind}, report.age_s, report.host))
+        if report.page is None or (report.kind is not Kind.PAGE and report.host in whole):
+            continue  # an exporter's page has GPUs and tasks too
+        for line in gzip.decompress(report.page).decode().splitlines():
+            series.setdefault(line.partition("{")[0], []).append(line)
+    series["up"] = [_line("up", {}, float(its), host) for host, its in up.items()]
+    return "".join(f"{line}\n" for lines in series.values() for line in lines).encode()
+
+
+def _another(named: str, host: str) -> RefusedError:
+    return RefusedError(403, "host", f"the report is of host {named[:80]!a}, and the token is of {host!r}: use its own")
+
+
+def _id(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _line(name: str, labels: Mapping[str, str], value: float, host: str) -> str:
+    all_labels = {**labels, "host": host, "instance": host, "job": JOB}
+    pairs = ",".join(f'{key}="{_escaped(its)}"' for key, its in sorted(all_labels.items()))
+    number = repr(float(value))
+    return f"{name}{{{pairs}}} {number if isfinite(value) else _NOT_FINITE[number]}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _packed(lines: Iterable[str]) -> bytes:
+    return gzip.compress("\n".join(lines).encode(errors="replace"), compresslevel=1, mtime=0)
+
+
+def _unpacked(body: bytes) -> bytes:
+    """Decompress gzip, up to the largest page."""
+    try:
+        unpacking = zlib.decompressobj(wbits=31)
+        found = unpacking.decompress(body, PAGE_MAX_BYTES + 1)
+    except zlib.error as error:
+        raise RefusedError(400, "invalid", f"the body is not gzip: {error}") from None
+    if len(found) > PAGE_MAX_BYTES:
+        raise RefusedError(413, "size", f"the page has over {PAGE_MAX_BYTES} bytes")
+    if not unpacking.eof:
+        raise RefusedError(400, "cut", "the body is not whole: its gzip has no end")
+    return found

@@ -1,0 +1,62 @@
+"""The newest reports of hosts that are not scraped. Any central gateway may publish them."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import case, or_, select
+
+from gpuwarden.db.transactions import reading, upsert, writing
+from gpuwarden.queue.base import QueueBase
+from gpuwarden.queue.schema import HOST_REPORTS, HOST_TOKENS
+
+
+class Kind(StrEnum):
+    """What a report has."""
+
+    PAGE = "page"
+    """The page of an exporter."""
+    GPU = "gpu"
+    TASKS = "tasks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostReport:
+    """A report. `page` is its series with gzip, `None` if it is old."""
+
+    host: str
+    kind: Kind
+    age_s: float
+    page: bytes | None
+
+
+class HostReports(QueueBase):
+    """Reports of hosts."""
+
+    def save(self, host: str, kind: Kind, page: bytes, *, now: float) -> None:
+        """Replace the report of a host."""
+        row: dict[str, Any] = {"host": host, "kind": kind, "received_at": now, "page": page}
+        with writing(self._engine) as connection:
+            connection.execute(
+                upsert(connection, HOST_REPORTS)
+                .values(row)
+                .on_conflict_do_update(index_elements=["host", "kind"], set_={"received_at": now, "page": page})
+            )
+
+    def newest(self, *, fresh_s: float, now: float) -> list[HostReport]:
+        """The reports of hosts with a valid token, without the pages of those older than `fresh_s`."""
+        its = HOST_REPORTS.c
+        page = case((its.received_at >= now - fresh_s, its.page))
+        valid = select(HOST_TOKENS.c.host).where(
+            or_(HOST_TOKENS.c.revoked_at.is_(None), HOST_TOKENS.c.revoked_at > now)
+        )
+        found = (
+            select(its.host, its.kind, its.received_at, page.label("page"))
+            .where(its.host.in_(valid))
+            .order_by(its.host, its.kind)
+        )
+        with reading(self._engine) as connection:
+            return [
+                HostReport(host=row.host, kind=Kind(row.kind), age_s=max(0.0, now - row.received_at), page=row.page)
+                for row in connection.execute(found)
+            ]

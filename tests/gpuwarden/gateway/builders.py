@@ -1,0 +1,90 @@
+"""A central gateway, and requests of a host to it."""
+
+import gzip
+import http.client
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.gpuwarden.worker.builders import Spawn
+from tests.waiting import eventually
+
+
+class Reply(NamedTuple):
+    """An answer."""
+
+    status: int
+    content: Any
+
+    @property
+    def kind(self) -> str:
+        """The kind of error."""
+        return str(self.content["error"]["kind"])
+
+
+class CentralDoor:
+    """A central gateway on loopback, without TLS."""
+
+    def __init__(self, spawn: Spawn, folder: Path, url: str) -> None:
+        self._spawn, self._url, self.port = spawn, url, 0
+        self.log = folder / "central.log"
+        self.process = self.start()
+
+    def start(self) -> subprocess.Popen[str]:
+        """Start it, on the same port as before."""
+        its = ["--queue-db", self._url, "--port", str(self.port)]
+        self.process = self._spawn("-m", "gpuwarden", "gateway", "central", *its, stderr=self.log)
+        eventually(lambda: "gateway ready" in self.log.read_text(), "the gateway is ready", log=self.log.read_text)
+        found = re.search(r'"port": (\d+)', self.log.read_text())
+        assert found is not None
+        self.port = int(found[1])
+        return self.process
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def post(self, path: str, body: bytes | str | dict[str, Any], token: str | None = None, **headers: str) -> Reply:
+        """A request as any program can make it."""
+        its = {name.replace("_", "-"): value for name, value in headers.items()}
+        if token is not None:
+            its["Authorization"] = f"Bearer {token}"
+        sent = json.dumps(body).encode() if isinstance(body, dict) else body
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("POST", path, sent, its)
+            answer = connection.getresponse()
+            return Reply(answer.status, json.loads(answer.read()))
+        finally:
+            connection.close()
+
+    def report(self, page: str, token: str, **headers: str) -> Reply:
+        """A report with an exporter's page."""
+        return self.post("/api/v1/report", gzip.compress(page.encode()), token, Content_Encoding="gzip", **headers)
+
+    def get(self, path: str) -> str:
+        """A page."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            assert answer.status == 200
+            return answer.read().decode()
+        finally:
+            connection.close()
+
+    def published(self) -> set[str]:
+        """The published series, without the ages of reports."""
+        return {line for line in self.get("/reports").splitlines() if not line.startswith("gpuwarden_report_age_")}
+
+    def refusals(self) -> dict[tuple[str, str], float]:
+        """Refused requests, by caller and reason."""
+        found = re.findall(
+            r'^gpuwarden_gateway_refused_requests_total\{caller="(.*)",reason="(.*)"\} (.*)$',
+            self.get("/metrics"),
+            re.MULTILINE,
+        )
+        return {(caller, reason): float(count) for caller, reason, count in found}
