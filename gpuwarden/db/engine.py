@@ -44,8 +44,13 @@ _DISK_FULL: Final = "53100"
 _WRITERS: Final = "check who may write its folder"
 
 
-def connect(url: str) -> Engine:
+def connect(url: str, *, connections: int | None = None) -> Engine:
     """Create an engine.
+
+    Args:
+        url: an SQLAlchemy URL.
+        connections: most connections. They stay open: for a program that uses them all the time. By default it keeps
+            five, and opens ten more for a moment.
 
     Raises:
         DatabaseError: the URL is invalid.
@@ -57,7 +62,8 @@ def connect(url: str) -> Engine:
         raise DatabaseError(
             f"invalid database URL {shown!r}: use sqlite:////absolute/path.db or postgresql://user@server/database"
         ) from None
-    return _postgresql(parsed) if parsed.get_backend_name() == "postgresql" else _sqlite(parsed)
+    pool = {} if connections is None else {"pool_size": connections, "max_overflow": 0}
+    return _postgresql(parsed, pool) if parsed.get_backend_name() == "postgresql" else _sqlite(parsed, pool)
 
 
 def is_shared(engine: Engine) -> bool:
@@ -110,7 +116,7 @@ def _error_of(engine: Engine, error: Exception) -> DatabaseError:
     return kind(f"{engine.url.render_as_string(hide_password=True)}: {reason}")
 
 
-def _sqlite(url: URL) -> Engine:
+def _sqlite(url: URL, pool: Mapping[str, int]) -> Engine:
     if url.drivername not in ("sqlite", "sqlite+pysqlite"):
         raise DatabaseError(f"SQLite and PostgreSQL are supported, not {url.drivername}")
     if not url.database or url.database == ":memory:":
@@ -118,7 +124,7 @@ def _sqlite(url: URL) -> Engine:
     folder = Path(url.database).parent
     if not folder.is_dir():
         raise DatabaseError(f"the folder of {url.database} does not exist: create it first")
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S}, json_deserializer=json_or_bad)
+    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S}, json_deserializer=json_or_bad, **pool)
     event.listen(engine, "do_connect", partial(_open_file, Path(url.database)))
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin)
@@ -193,9 +199,10 @@ def _begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("writes") else "BEGIN")
 
 
-def _postgresql(url: URL) -> Engine:
+def _postgresql(url: URL, pool: Mapping[str, int]) -> Engine:
     try:
-        engine = create_engine(url.set(drivername="postgresql+psycopg"), connect_args=_connect_args(url.query))
+        named = url.set(drivername="postgresql+psycopg")
+        engine = create_engine(named, connect_args=_connect_args(url.query), **pool)
     except ImportError:
         raise DatabaseError("PostgreSQL needs its driver: in a checkout, pip install '.[postgresql]'") from None
     event.listen(engine, "checkin", _note_use)

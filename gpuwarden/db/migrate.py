@@ -108,18 +108,19 @@ def _compile_index(create: CreateIndex, compiler: Any, **options: Any) -> str:
     return compiled
 
 
-def open_database(url: str, schema: Schema, *, migrate: bool = True) -> Engine:
+def open_database(url: str, schema: Schema, *, migrate: bool = True, connections: int | None = None) -> Engine:
     """Connect, and check or migrate the tables.
 
     Args:
         url: an SQLAlchemy URL.
         schema: the tables.
         migrate: migrate older tables. This stops programs of older versions, so commands that only read must not.
+        connections: see `connect`.
 
     Raises:
         DatabaseError: the database cannot be opened, or has another version.
     """
-    engine = connect(url)
+    engine = connect(url, connections=connections)
     try:
         _bring_up_to_date(engine, schema, migrate=migrate)
     except Exception:

@@ -55,7 +55,10 @@ CENTRAL_CONNECTIONS_MAX: Final = 7000
 """Most open connections of hosts. A host has one for each queue with idle workers, and a few more."""
 
 THREADS: Final = 12
-"""Most operations at once: fewer than the database pool's connections."""
+"""Most operations at once."""
+
+CONNECTIONS: Final = THREADS + 4
+"""Connections to the database: also for checks of tokens, and to count jobs."""
 
 HOST_PORT: Final = 29837
 CENTRAL_PORT: Final = 29838
@@ -159,7 +162,7 @@ def _opened(url: str) -> JobStore:
     logged = False
     while True:
         try:
-            return created(url)
+            return created(url, connections=CONNECTIONS)
         except NoAnswerError as error:
             if not logged:
                 log.warning("queue does not answer; asking again", reason=str(error))

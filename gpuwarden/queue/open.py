@@ -31,8 +31,8 @@ def default_store() -> str:
     return f"sqlite:///{_file_of_user()}"
 
 
-def created(url: str) -> JobStore:
-    """Open a queue; create it and the folder of the default file if they are missing.
+def created(url: str, *, connections: int | None = None) -> JobStore:
+    """Open a queue; create it and the folder of the default file if they are missing. See `connect`.
 
     Raises:
         GpuwardenError: it cannot be created or opened.
@@ -46,7 +46,7 @@ def created(url: str) -> JobStore:
             raise GpuwardenError(
                 f"no folder for the queue ({error}): set $GPUWARDEN_QUEUE_DB to its database URL"
             ) from None
-    return JobStore.open(url)
+    return JobStore.open(url, connections=connections)
 
 
 def _file_of_user() -> Path:

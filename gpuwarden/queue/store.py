@@ -55,13 +55,13 @@ class JobStore:
         self.counts = Counts(engine)
 
     @classmethod
-    def open(cls, url: str, *, migrate: bool = True) -> Self:
-        """Open the queue at an SQLAlchemy URL. `migrate`: see `open_database`.
+    def open(cls, url: str, *, migrate: bool = True, connections: int | None = None) -> Self:
+        """Open the queue at an SQLAlchemy URL. See `open_database`.
 
         Raises:
             DatabaseError: it cannot be opened.
         """
-        return cls(open_database(url, QUEUE, migrate=migrate))
+        return cls(open_database(url, QUEUE, migrate=migrate, connections=connections))
 
     @property
     def shared(self) -> bool:

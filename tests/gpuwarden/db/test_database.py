@@ -22,6 +22,7 @@ from sqlalchemy import (
     String,
     Table,
     create_engine,
+    event,
     func,
     insert,
     select,
@@ -35,6 +36,7 @@ from gpuwarden.db.errors import DatabaseError, NoAnswerError
 from gpuwarden.db.locks import LockHeldElsewhereError, lock_for_one
 from gpuwarden.db.migrate import open_database
 from gpuwarden.db.transactions import reading, writing
+from gpuwarden.gateway import main as gateway
 from gpuwarden.queue import JobStore, Submission
 from gpuwarden.queue.schema import QUEUE
 from testbed.postgres import Postgres
@@ -355,6 +357,19 @@ def test_exhausted_pool_is_a_database_error(engine: Engine, monkeypatch: pytest.
 
     for connection in held:
         connection.close()
+
+
+def test_busy_gateway_opens_no_connection_twice(url: str) -> None:
+    store = gateway._opened(url)
+    opened: list[Any] = []
+    event.listen(store._engine, "connect", lambda *_: opened.append(None))
+    for _ in range(3):
+        held = [store._engine.connect() for _ in range(gateway.THREADS)]
+        for connection in held:
+            connection.close()
+    store.close()
+
+    assert len(opened) < gateway.THREADS
 
 
 @pytest.mark.needs_postgres
