@@ -12,7 +12,9 @@ __all__ = ["engine", "run"]  # fixtures
 PROGRAM = """
 import os, time
 
-{}
+left = {}  # Podman 4.3 adds a line that is written in two pieces to the line before it.
+while left:
+    left = left[os.write(1, left) :]
 time.sleep(600)
 """
 
@@ -25,18 +27,19 @@ def last_lines(engine: Engine, container: str) -> tuple[list[list[str]], list[st
 
 
 def test_last_hundred_lines_are_kept(engine: Engine, run: Callable[..., str]) -> None:
-    container = run(program=PROGRAM.format("for n in range(150): print(n, flush=True)\nprint('ready', flush=True)"))
+    lines = [*(str(n) for n in range(150)), "ready"]
+    container = run(program=PROGRAM.format("".join(f"{line}\n" for line in lines).encode()))
 
-    assert last_lines(engine, container) == ([[*(str(n) for n in range(51, 150)), "ready"]], [])
+    assert last_lines(engine, container) == ([lines[-100:]], [])
 
 
 def test_line_after_a_very_long_line_is_read(engine: Engine, run: Callable[..., str]) -> None:
-    container = run(program=PROGRAM.format(f"print('a' * {6 * 2**20}, flush=True)\nprint('ready', flush=True)"))
+    container = run(program=PROGRAM.format(f"b'a' * {6 * 2**20} + b'\\nready\\n'"))
 
     logs, notes = last_lines(engine, container)
 
-    assert logs == {"docker": [["ready"]], "podman": []}[engine.kind]
-    assert [note.partition(": ")[0] for note in notes] == {
-        "docker": [],
-        "podman": ["no last lines of the container's log"],
-    }[engine.kind]
+    if engine.kind == "podman" and not logs:  # version 4.3 needs 0.5 to 3 s for such a log
+        assert notes == ["no last lines of the container's log: timed out"]
+    else:
+        # Podman returns the end of the long line, which is empty, and loses the rest.
+        assert (logs, notes) == ([["ready"] if engine.kind == "docker" else ["", "ready"]], [])
