@@ -1,4 +1,4 @@
-"""Certificates from openssl: an authority, a server on 127.0.0.1, a client."""
+"""Certificates from openssl: an authority, a server, a client."""
 
 import subprocess
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ def openssl(*arguments: str | Path) -> None:
     subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
 
 
-def authority(folder: Path) -> Authority:
-    """Make a new authority."""
+def authority(folder: Path, address: str = "127.0.0.1") -> Authority:
+    """Make a new authority. `address` is the server's."""
     folder.mkdir()
     own = Pair(cert=folder / "ca.pem", key=folder / "ca.key")
     ec = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
@@ -44,6 +44,6 @@ def authority(folder: Path) -> Authority:
 
     return Authority(
         own=own,
-        server=signed("server", "subjectAltName=IP:127.0.0.1,DNS:box-1.test", "extendedKeyUsage=serverAuth"),
+        server=signed("server", f"subjectAltName=IP:{address},DNS:box-1.test", "extendedKeyUsage=serverAuth"),
         client=signed("client", "extendedKeyUsage=clientAuth"),
     )

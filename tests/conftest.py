@@ -14,7 +14,9 @@ import sqlalchemy
 from sqlalchemy.util import LRUCache
 
 from gpuwarden.cli.main import main
+from testbed import network_namespaces
 from testbed.docker_engine import Engine, NoEngine, docker_engine
+from testbed.network_namespaces import Network, NoNetwork
 from testbed.postgres import NoPostgres, Postgres
 from testbed.postgres import postgres as postgres_server
 
@@ -160,6 +162,15 @@ def client(engine: Engine) -> Iterator[docker.DockerClient]:
     client = docker.DockerClient(base_url=engine.base_url)
     yield client
     client.close()
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """A switch for hosts that are network namespaces."""
+    with network_namespaces.network() as found:
+        if isinstance(found, NoNetwork):
+            pytest.skip(found.reason)
+        yield found
 
 
 @pytest.fixture

@@ -102,6 +102,9 @@ _NOT_FOR_A_SERVER = frozenset(
     }
 )
 
+# Keeps ip and its libraries.
+_NOT_FOR_IP = frozenset({"[!il]*", "init*", "libc6", "libc-*", "libpam*", "libperl*", "lib*-perl"})
+
 
 def _table() -> dict[str, Part]:
     prometheus = ("prometheus",)
@@ -116,6 +119,7 @@ def _table() -> dict[str, Part]:
         "shellcheck": Part(names=("shellcheck",), packages=("shellcheck",), libraries=("libgmp10", "libffi8")),
         # Any C compiler, for test libraries without headers or other libraries.
         "cc": Part(names=("cc", "tcc"), packages=("tcc",)),
+        "ip": Part(names=("ip",), packages=("iproute2",), without=_NOT_FOR_IP),
     }
     for program in ENGINE_PROGRAMS:
         table[program] = Part(names=(program,), packages=_ENGINE, libraries=_ENGINE_LIBRARIES)
