@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, Never, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Never, ParamSpec, Self, TypeVar
 
 import structlog
 
@@ -39,7 +39,6 @@ from gpuwarden.queue import (
     PRIORITY,
     Item,
     Job,
-    JobStore,
     Result,
     ResultError,
     Submission,
@@ -50,6 +49,9 @@ from gpuwarden.queue.models import PAYLOAD_MAX_BYTES, check_json
 from gpuwarden.queue.open import created, default_store
 from gpuwarden.queue.outcomes.fatal_errors import Hook, is_fatal
 from gpuwarden.reporter import Reporter
+
+if TYPE_CHECKING:
+    from gpuwarden.queue import JobStore
 
 log: Final = structlog.get_logger("job")
 
@@ -126,7 +128,7 @@ class Current:
 
     job: Job
     report: Reporter
-    store: JobStore | GatewayStore
+    store: "JobStore | GatewayStore"
     fatal: Hook = None
 
     def items(self) -> Iterator[TakenItem]:
@@ -344,7 +346,7 @@ class Queue:
         self._loaded: dict[str, Any] = {}
 
     @property
-    def store(self) -> JobStore:
+    def store(self) -> "JobStore":
         """The open queue.
 
         Raises:
@@ -356,7 +358,7 @@ class Queue:
             self._store = created(self.url)
         return self._store
 
-    def serve_from(self, store: JobStore | GatewayStore) -> None:
+    def serve_from(self, store: "JobStore | GatewayStore") -> None:
         """Use the queue that a worker has opened."""
         self._store, self._served = (None, store) if isinstance(store, GatewayStore) else (store, None)
 

@@ -5,14 +5,18 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from gpuwarden.cli.acts import add_act, add_json, add_reason, runtime_dir
 from gpuwarden.format import Parser, format_duration, operator_name, show, show_json, table
-from gpuwarden.queue import JobStore, WorkerRow
+from gpuwarden.queue import WorkerRow
 from gpuwarden.queue.open import current, existing
 from gpuwarden.reporter import host_key
 
-_Act = Callable[[JobStore, argparse.Namespace], int]
+if TYPE_CHECKING:
+    from gpuwarden.queue import JobStore
+
+_Act = Callable[["JobStore", argparse.Namespace], int]
 
 
 def command(argv: list[str]) -> int:
@@ -28,7 +32,7 @@ def command(argv: list[str]) -> int:
         return act(store, arguments)
 
 
-def _list(store: JobStore, arguments: argparse.Namespace) -> int:
+def _list(store: "JobStore", arguments: argparse.Namespace) -> int:
     now = store.now()
     if arguments.dead:
         return _list_dead(store, arguments)
@@ -81,7 +85,7 @@ def _state(worker: WorkerRow) -> str:
     return "idle" if worker.job_id is None else "busy"
 
 
-def _lock(store: JobStore, arguments: argparse.Namespace) -> int:
+def _lock(store: "JobStore", arguments: argparse.Namespace) -> int:
     host = _host(arguments)
     locked = store.admin.lock(
         host=host, worker=arguments.worker, who=operator_name(), reason=arguments.reason, now=store.now()
@@ -92,7 +96,7 @@ def _lock(store: JobStore, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _unlock(store: JobStore, arguments: argparse.Namespace) -> int:
+def _unlock(store: "JobStore", arguments: argparse.Namespace) -> int:
     host = _host(arguments)
     if store.admin.unlock(host=host, worker=arguments.worker, who=operator_name(), now=store.now()):
         show(f"{arguments.worker} on {host} is unlocked: it claims jobs again")
@@ -101,7 +105,7 @@ def _unlock(store: JobStore, arguments: argparse.Namespace) -> int:
     return 1
 
 
-def _drain(store: JobStore, arguments: argparse.Namespace) -> int:
+def _drain(store: "JobStore", arguments: argparse.Namespace) -> int:
     host = _host(arguments)
     if not store.admin.drain(host=host, worker=arguments.worker):
         return _unknown(arguments.worker, host)
@@ -109,7 +113,7 @@ def _drain(store: JobStore, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _list_dead(store: JobStore, arguments: argparse.Namespace) -> int:
+def _list_dead(store: "JobStore", arguments: argparse.Namespace) -> int:
     now = store.now()
     for each in store.fencing.dead_workers(now=now, host=arguments.host, queue=arguments.queue):
         if arguments.json:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from fastapi import Request
@@ -29,9 +29,6 @@ from gpuwarden.files import raise_file_limit
 from gpuwarden.format import Help, Parser
 from gpuwarden.gateway.app import SLOT_BOUNDS, Caller, Counted, create_app
 from gpuwarden.gateway.batching import Batching
-from gpuwarden.gateway.central import Hosts
-from gpuwarden.gateway.reports import PREFIX as REPORTS
-from gpuwarden.gateway.reports import Reports
 from gpuwarden.gateway.sockets import Sockets
 from gpuwarden.gateway.upstream import CentralUpstream, DatabaseUpstream, Upstream
 from gpuwarden.gateway.waiting import Waiting
@@ -39,9 +36,11 @@ from gpuwarden.gateway.wire import PREFIX
 from gpuwarden.http.check_request import CheckRequest
 from gpuwarden.http.serving import Server, SocketServer, bind
 from gpuwarden.http.web_config import WebConfig
-from gpuwarden.queue import JobStore
 from gpuwarden.queue.open import add_store, created
 from gpuwarden.reporter import host_key, state_directory
+
+if TYPE_CHECKING:
+    from gpuwarden.queue import JobStore
 
 LOOK_S: Final = 1.0
 """Interval between looks for new folders, seconds."""
@@ -122,6 +121,10 @@ def _host(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int
 
 
 def _central(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    # A host's gateway uses neither, nor their SQLAlchemy.
+    from gpuwarden.gateway import reports as host_reports  # noqa: PLC0415
+    from gpuwarden.gateway.central import Hosts  # noqa: PLC0415
+
     web = WebConfig(arguments.web_config_file)
     listener = bind(arguments.listen, arguments.port)
     raise_file_limit()
@@ -131,9 +134,10 @@ def _central(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
         registry = CollectorRegistry()
         upstream = _database(store, registry)
         hosts, counted = Hosts(store), Counted(registry)
-        operations, reports = create_app(hosts, upstream, counted), Reports(store, hosts, counted)
+        operations, reports = create_app(hosts, upstream, counted), host_reports.Reports(store, hosts, counted)
         reports.add_to(operations)
-        app = _by_path(operations, _pages(registry, web, Route("/reports", reports.page)))
+        pages = _pages(registry, web, Route("/reports", reports.page))
+        app = _by_path((PREFIX, host_reports.PREFIX), operations, pages)
         ready = _ready(web, listener, role="central")
         server = Server(app, web, at_start=ready, at_end=_ending(upstream), connections_max=CENTRAL_CONNECTIONS_MAX)
         try:
@@ -157,7 +161,7 @@ class _AtSocket:
         return caller
 
 
-def _opened(url: str) -> JobStore:
+def _opened(url: str) -> "JobStore":
     """Open the queue, and wait for it."""
     logged = False
     while True:
@@ -170,7 +174,7 @@ def _opened(url: str) -> JobStore:
             time.sleep(RETRY_S)
 
 
-def _database(store: JobStore, registry: CollectorRegistry) -> DatabaseUpstream:
+def _database(store: "JobStore", registry: CollectorRegistry) -> DatabaseUpstream:
     """Answers from a database. Call it in the event loop."""
     waiting = Waiting(store)
     waiting.start()
@@ -202,12 +206,12 @@ async def _run(server: Server, listener: socket.socket) -> None:
     await server.serve(sockets=[listener])
 
 
-def _by_path(operations: ASGIApp, pages: ASGIApp) -> ASGIApp:
+def _by_path(prefixes: tuple[str, ...], operations: ASGIApp, pages: ASGIApp) -> ASGIApp:
     """Operations authenticate by token, pages by the web configuration."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        asks = path.startswith((PREFIX, REPORTS)) or path == "/openapi.json"
+        asks = path.startswith(prefixes) or path == "/openapi.json"
         await (operations if asks else pages)(scope, receive, send)
 
     return answer

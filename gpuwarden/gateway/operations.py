@@ -5,14 +5,17 @@ The gateway's clock counts. An operation on a job applies only to the attempt th
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpuwarden.gateway.wire import WAIT_MAX_S
-from gpuwarden.queue import JobStore, Slot
+from gpuwarden.queue import Slot
 from gpuwarden.queue.models import COUNT_MAX
 from gpuwarden.state_file import JOB_ID_MAX, SECONDS_MAX, TEXT_MAX
+
+if TYPE_CHECKING:
+    from gpuwarden.queue import JobStore
 
 GPUS_MAX: Final = 64
 
@@ -40,7 +43,7 @@ class Operation(BaseModel):
     """Whether a repeated request needs the first answer."""
     worker: Name
 
-    def run(self, store: JobStore, host: str) -> Any:
+    def run(self, store: "JobStore", host: str) -> Any:
         """Carry it out; returns a JSON value, or a value for `to_wire`."""
         raise NotImplementedError
 
@@ -53,7 +56,7 @@ class Register(Operation):
     incarnation: Text
     gpus: Annotated[list[Text], Field(max_length=GPUS_MAX)] = []
 
-    def run(self, store: JobStore, host: str) -> Any:  # noqa: D102
+    def run(self, store: "JobStore", host: str) -> Any:  # noqa: D102
         its = {"host": host, "worker": self.worker, "incarnation": self.incarnation}
         return store.claims.register(self.queue, **its, now=store.now(), gpus=self.gpus)
 
@@ -67,7 +70,7 @@ class Claim(Operation):
     lease_s: Lease
     loaded: Text | None = None
 
-    def run(self, store: JobStore, host: str) -> Any:  # noqa: D102
+    def run(self, store: "JobStore", host: str) -> Any:  # noqa: D102
         its = {"host": host, "worker": self.worker, "incarnation": self.incarnation}
         return store.claims.claim(self.queue, **its, now=store.now(), lease_s=self.lease_s, loaded=self.loaded)
 
@@ -90,7 +93,7 @@ class Heartbeat(Operation):
     loaded: Text | None = None
     completed: bool = False
 
-    def run(self, store: JobStore, host: str) -> Any:  # noqa: D102
+    def run(self, store: "JobStore", host: str) -> Any:  # noqa: D102
         now = store.now()
         return store.claims.heartbeat(
             host=host,
@@ -110,7 +113,7 @@ class RetiredFor(Operation):
     path = "retired-for"
     incarnation: Text
 
-    def run(self, store: JobStore, host: str) -> Any:  # noqa: D102
+    def run(self, store: "JobStore", host: str) -> Any:  # noqa: D102
         return store.claims.retired_for(host=host, worker=self.worker, incarnation=self.incarnation)
 
 
@@ -121,7 +124,7 @@ class OthersCompleted(Operation):
     queue: Text
     within_s: Seconds
 
-    def run(self, store: JobStore, host: str) -> Any:  # noqa: D102
+    def run(self, store: "JobStore", host: str) -> Any:  # noqa: D102
         since = store.now() - self.within_s
         return store.claims.others_completed(self.queue, host=host, worker=self.worker, since=since)
 
@@ -131,7 +134,7 @@ class QuarantineOf(Operation):
 
     path = "quarantine"
 
-    def run(self, store: JobStore, host: str) -> Any:  # noqa: D102
+    def run(self, store: "JobStore", host: str) -> Any:  # noqa: D102
         return store.gpu_quarantine.quarantine_of(host=host, worker=self.worker)
 
 
@@ -148,12 +151,12 @@ class OnJob(Operation):
         """The attempt."""
         return {"attempt": self.attempt, "incarnation": self.incarnation}
 
-    def run(self, store: JobStore, host: str) -> Any:  # noqa: D102
+    def run(self, store: "JobStore", host: str) -> Any:  # noqa: D102
         if not store.claims.is_of(self.job_id, **self.claim, host=host, worker=self.worker):
             return self.refused
         return self.on_job(store, host)
 
-    def on_job(self, store: JobStore, host: str) -> Any:
+    def on_job(self, store: "JobStore", host: str) -> Any:
         """Carry it out. An attempt never moves to another slot."""
         raise NotImplementedError
 
@@ -168,7 +171,7 @@ class IsSettled(Operation):
     given_back: bool = False
     retried_after: Attempt | None = None
 
-    def run(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+    def run(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
         how: dict[str, Any] = {"given_back": self.given_back, "retried_after": self.retried_after}
         return store.claims.is_settled(self.job_id, attempt=self.attempt, reason=self.reason, **how)
 
@@ -179,7 +182,7 @@ class Renew(OnJob):
     path = "renew"
     lease_s: Lease
 
-    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+    def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
         return store.claims.renew(self.job_id, **self.claim, now=store.now(), lease_s=self.lease_s)
 
 
@@ -188,7 +191,7 @@ class Owns(OnJob):
 
     path = "owns"
 
-    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+    def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
         return store.claims.owns(self.job_id, **self.claim)
 
 
@@ -200,7 +203,7 @@ class Complete(OnJob):
     result: Any = None
     reason: Reason | None = None
 
-    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+    def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
         left = {"result": self.result, "reason": self.reason}
         return store.claims.complete(self.job_id, **self.claim, now=store.now(), **left)
 
@@ -213,7 +216,7 @@ class Fail(OnJob):
     reason: Reason
     traceback: Reason | None = None
 
-    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+    def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
         left: dict[str, Any] = {"reason": self.reason, "traceback": self.traceback}
         return store.claims.fail_by_worker(self.job_id, **self.claim, **left, now=store.now())
 
@@ -226,7 +229,7 @@ class Retry(OnJob):
     reason: Reason
     traceback: Reason | None = None
 
-    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+    def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
         left: dict[str, Any] = {"reason": self.reason, "traceback": self.traceback}
         return store.claims.retry(self.job_id, **self.claim, **left, now=store.now())
 
@@ -237,7 +240,7 @@ class Release(OnJob):
     path = "release"
     settles = True
 
-    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+    def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
         return store.claims.release(self.job_id, **self.claim, now=store.now())
 
 
@@ -250,7 +253,7 @@ class GiveBack(OnJob):
     traceback: Reason | None = None
     gpus: Annotated[list[Text], Field(max_length=GPUS_MAX)] = []
 
-    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: D102
+    def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: D102
         slot = Slot(host=host, worker=self.worker, gpus=tuple(self.gpus))
         left: dict[str, Any] = {"reason": self.reason, "traceback": self.traceback}
         return store.claims.give_back(self.job_id, **self.claim, slot=slot, **left, now=store.now())
@@ -262,7 +265,7 @@ class Inputs(OnJob):
     path = "inputs"
     refused = {}
 
-    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+    def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
         return store.runs.inputs(self.job_id)
 
 
@@ -272,7 +275,7 @@ class Ranks(OnJob):
     path = "ranks"
     refused = []
 
-    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+    def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
         gang = store.job(self.job_id).gang
         ranks = [] if gang is None else store.queries.of_gang(gang)
         return [replace(each, claimed_by=None, payload={}) for each in ranks]  # what proves a claim is its owner's
@@ -284,7 +287,7 @@ class TakeItem(OnJob):
     path = "items/take"
     refused = None
 
-    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+    def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
         return store.items.take(self.job_id, **self.claim, now=store.now())
 
 
@@ -296,7 +299,7 @@ class FinishItem(OnJob):
     item: Text
     result: Any = None
 
-    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+    def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
         return store.items.finish(self.job_id, **self.claim, item=self.item, now=store.now(), result=self.result)
 
 
@@ -308,7 +311,7 @@ class FailItem(OnJob):
     item: Text
     reason: Reason
 
-    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+    def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
         return store.items.fail(self.job_id, **self.claim, item=self.item, reason=self.reason, now=store.now())
 
 
@@ -318,7 +321,7 @@ class CountItems(OnJob):
     path = "items/counts"
     refused = {}
 
-    def on_job(self, store: JobStore, host: str) -> Any:  # noqa: ARG002, D102
+    def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
         run_id = store.job(self.job_id).run_id
         return {} if run_id is None else store.items.counts(run_id)
 

@@ -5,7 +5,7 @@ import ssl
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,7 +18,9 @@ from gpuwarden.files import ReloadingFile
 from gpuwarden.gateway.operations import Claim, Operation, Wait
 from gpuwarden.gateway.waiting import Waiting
 from gpuwarden.gateway.wire import ERRORS, HOST, PREFIX, REQUEST_ID, WAIT_MAX_S, to_wire
-from gpuwarden.queue import JobStore
+
+if TYPE_CHECKING:
+    from gpuwarden.queue import JobStore
 
 EXPECTED: Final[tuple[type[GpuwardenError], ...]] = (*ERRORS.values(), UnreadableRowError)
 """Errors that the worker gets as they are."""
@@ -80,7 +82,7 @@ class DatabaseUpstream:
         threads: most operations at once.
     """
 
-    def __init__(self, store: JobStore, waiting: Waiting, *, threads: int) -> None:
+    def __init__(self, store: "JobStore", waiting: Waiting, *, threads: int) -> None:
         self._store, self._waiting = store, waiting
         self._limiter = CapacityLimiter(threads)
 

@@ -4,14 +4,16 @@ import asyncio
 import threading
 import time
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from gpuwarden.db.changes import Changes
 from gpuwarden.format import error_text
 from gpuwarden.gateway.waiters import Waiters
-from gpuwarden.queue import JobStore
+
+if TYPE_CHECKING:
+    from gpuwarden.db.changes import Changes
+    from gpuwarden.queue import JobStore
 
 LOOK_S: Final = 0.1
 """Longest time between checks for the end and for new callers, seconds."""
@@ -33,7 +35,7 @@ log: Final = structlog.get_logger("gateway")
 class Waiting:
     """The waiting callers of each queue, and a thread that watches the queue for them."""
 
-    def __init__(self, store: JobStore) -> None:
+    def __init__(self, store: "JobStore") -> None:
         self._store = store
         self._waiters = Waiters()
         self._changed_s = time.monotonic()

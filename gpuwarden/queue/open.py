@@ -4,13 +4,13 @@ import argparse
 import os
 from contextlib import suppress
 from pathlib import Path
-
-from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError
+from typing import TYPE_CHECKING
 
 from gpuwarden.db.running_up import QUEUE_ENV, environment
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.queue import JobStore
+
+if TYPE_CHECKING:
+    from gpuwarden.queue import JobStore
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def default_store() -> str:
     return f"sqlite:///{_file_of_user()}"
 
 
-def created(url: str, *, connections: int | None = None) -> JobStore:
+def created(url: str, *, connections: int | None = None) -> "JobStore":
     """Open a queue; create it and the folder of the default file if they are missing. See `connect`.
 
     Raises:
@@ -46,31 +46,37 @@ def created(url: str, *, connections: int | None = None) -> JobStore:
             raise GpuwardenError(
                 f"no folder for the queue ({error}): set $GPUWARDEN_QUEUE_DB to its database URL"
             ) from None
-    return JobStore.open(url, connections=connections)
+    return _opened(url, connections=connections)
 
 
 def _file_of_user() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "gpuwarden" / "queue.db"
 
 
-def existing(url: str) -> JobStore:
+def existing(url: str) -> "JobStore":
     """Open an existing queue without a change of its tables.
 
     Raises:
         GpuwardenError: it is missing, has another version, or cannot be opened.
     """
     check_there(url)
-    return JobStore.open(url, migrate=False)
+    return _opened(url, migrate=False)
 
 
-def current(url: str) -> JobStore:
+def current(url: str) -> "JobStore":
     """Open an existing queue for changes, and migrate older tables.
 
     Raises:
         GpuwardenError: it is missing, has a newer version, or cannot be opened.
     """
     check_there(url)
-    return JobStore.open(url)
+    return _opened(url)
+
+
+def _opened(url: str, *, migrate: bool = True, connections: int | None = None) -> "JobStore":
+    from gpuwarden.queue import JobStore  # noqa: PLC0415 - a worker behind a gateway has no database
+
+    return JobStore.open(url, migrate=migrate, connections=connections)
 
 
 def check_there(url: str) -> None:
@@ -79,6 +85,9 @@ def check_there(url: str) -> None:
     Raises:
         GpuwardenError: it is missing.
     """
+    from sqlalchemy import make_url  # noqa: PLC0415 - as in _opened
+    from sqlalchemy.exc import ArgumentError  # noqa: PLC0415
+
     with suppress(ArgumentError, ValueError):  # opening the database gives a better error
         parsed = make_url(url)
         if parsed.get_backend_name() == "sqlite" and parsed.database and not Path(parsed.database).exists():

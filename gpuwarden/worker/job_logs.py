@@ -16,9 +16,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError
-
 from gpuwarden.db import running_up
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.worker import log_writer
@@ -51,6 +48,9 @@ def default_folder(queue_db: str) -> Path:
     Raises:
         JobLogError: the user has no home folder.
     """
+    from sqlalchemy import make_url  # noqa: PLC0415 - a worker behind a gateway has no database
+    from sqlalchemy.exc import ArgumentError  # noqa: PLC0415
+
     try:
         url = make_url(queue_db)
         name = url.database or ""

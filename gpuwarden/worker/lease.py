@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -13,10 +13,13 @@ from gpuwarden import clock
 from gpuwarden.db.errors import DatabaseError
 from gpuwarden.gateway.client import GatewayStore
 from gpuwarden.job import EXIT_DISOWNED
-from gpuwarden.queue import Job, JobStore
+from gpuwarden.queue import Job
 from gpuwarden.reporter import Reporter
 from gpuwarden.worker.commands import Commands
 from gpuwarden.worker.settings import Settings
+
+if TYPE_CHECKING:
+    from gpuwarden.queue import JobStore
 
 OWNERSHIP_S: Final = 1.0
 """Interval between checks of the claim, seconds."""
@@ -36,7 +39,7 @@ class Lease:
         self,
         settings: Settings,
         *,
-        store: JobStore | GatewayStore,
+        store: "JobStore | GatewayStore",
         reporter: Reporter,
         loaded: Callable[[], str | None],
         commands: Commands | None = None,

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import structlog
 
@@ -21,7 +21,7 @@ from gpuwarden.fields import made_from
 from gpuwarden.format import Help, Parser, error_text
 from gpuwarden.gateway.client import GatewayStore, socket_in
 from gpuwarden.job import EXIT_DISOWNED, EXIT_FATAL, FRESH_S, HEARTBEAT_S, LEASE_S, Condition
-from gpuwarden.queue import DrainedError, JobStore, ReplacedError, is_gpu
+from gpuwarden.queue import DrainedError, ReplacedError, is_gpu
 from gpuwarden.queue.open import created, default_store
 from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key
 from gpuwarden.supervisor.command_record import Record
@@ -32,6 +32,9 @@ from gpuwarden.worker import job_logs
 from gpuwarden.worker.commands import Commands
 from gpuwarden.worker.settings import Settings
 from gpuwarden.worker.worker import Body, DisownedError, FatalError, Stop, Worker, answer
+
+if TYPE_CHECKING:
+    from gpuwarden.queue import JobStore
 
 HEARTBEATS_PER_LEASE: Final = 3
 """Least heartbeats per lease, so that one renewal may fail."""
@@ -166,7 +169,7 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
         return 0
 
 
-def _owns(store: JobStore | GatewayStore, left: Record, settings: Settings, stop: Stop, reporter: Reporter) -> bool:
+def _owns(store: "JobStore | GatewayStore", left: Record, settings: Settings, stop: Stop, reporter: Reporter) -> bool:
     """Whether the earlier worker's incarnation still has the job of its command."""
 
     def ask() -> bool:
@@ -193,7 +196,7 @@ def _log_folder(arguments: argparse.Namespace) -> Path | None:
     return folder
 
 
-def _store(url: str, folder: Path, worker: str) -> JobStore | GatewayStore:
+def _store(url: str, folder: Path, worker: str) -> "JobStore | GatewayStore":
     """The queue: through the gateway's socket in the worker's folder, or in a database.
 
     Raises:

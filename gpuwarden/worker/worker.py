@@ -7,19 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 
 from gpuwarden import clock
-from gpuwarden.db.changes import Changes
-from gpuwarden.db.engine import BUSY_TIMEOUT_S
 from gpuwarden.db.errors import DatabaseError, NoAnswerError
 from gpuwarden.errors import GpuwardenError, WorkerStopping
 from gpuwarden.format import error_text, storable, trace_end, trace_of
-from gpuwarden.gateway.client import GatewayStore
+from gpuwarden.gateway.client import ANSWER_S, GatewayStore
 from gpuwarden.job import JobId, Phase
-from gpuwarden.queue import Job, JobStore, ReplacedError, Result, Slot, keep_result
+from gpuwarden.queue import Job, ReplacedError, Result, Slot, keep_result
 from gpuwarden.queue.outcomes.fatal_errors import COMPLETED_S, FastFailures, is_fatal
 from gpuwarden.reporter import Reporter
 from gpuwarden.state_file import TEXT_MAX
@@ -27,6 +25,10 @@ from gpuwarden.worker import job_logs, lease
 from gpuwarden.worker.commands import CommandFailedError, CommandJobError, Commands, CommandStoppedError
 from gpuwarden.worker.lease import DISOWNED, Lease
 from gpuwarden.worker.settings import Settings
+
+if TYPE_CHECKING:
+    from gpuwarden.db.changes import Changes
+    from gpuwarden.queue import JobStore
 
 Body = Callable[[Job, Reporter], Callable[[], Result]]
 T = TypeVar("T")
@@ -94,7 +96,7 @@ class Worker:
         self,
         settings: Settings,
         *,
-        store: JobStore | GatewayStore,
+        store: "JobStore | GatewayStore",
         reporter: Reporter,
         body: Body,
         stop: Stop | None = None,
@@ -154,7 +156,7 @@ class Worker:
             gpus=self._settings.gpus,
         )
 
-    def _next(self, changes: Changes) -> Job:
+    def _next(self, changes: "Changes") -> Job:
         next_claim_s = next_row_s = 0.0
         changed = False
         while True:
@@ -240,7 +242,7 @@ class Worker:
             lease.stop_at_once(bound, DISOWNED, self._lease.exit_code())
         if self._commands is not None:
             self._commands.settled()
-        keeper.join(timeout=BUSY_TIMEOUT_S)  # a late heartbeat would put the model back into the row
+        keeper.join(timeout=ANSWER_S)  # a late heartbeat would put the model back into the row
         self._reporter.end_job()
         self._lease.see(model=None, completed=outcome.failed is None and not outcome.again)
         if outcome.fatal:

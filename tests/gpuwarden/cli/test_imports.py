@@ -9,8 +9,10 @@ from typing import Final
 
 import pytest
 
-from gpuwarden.queue import JobStore
+from gpuwarden.queue import JobStore, Submission
 from remediator.ledger.ledger import Ledger
+from tests.gpuwarden.worker.builders import Spawn, gateway
+from tests.waiting import eventually
 
 HEAVY: Final = {
     *("alembic", "bcrypt", "docker", "fastapi", "httpx", "prometheus_client", "psycopg", "pydantic"),
@@ -57,6 +59,44 @@ def test_run_imports_only_the_standard_library_and_not_its_slow_parts(tmp_path: 
 
     assert "gpuwarden.supervisor.run" in found
     assert found & {*HEAVY, "asyncio", "email", "importlib.metadata", "logging", "sqlalchemy"} == set()
+
+
+def test_worker_behind_a_gateway_imports_neither_a_database_nor_a_framework(
+    tmp_path: Path, host_dir: Path, spawn: Spawn
+) -> None:
+    (host_dir / "w1").mkdir()
+    (tmp_path / "jobs.py").write_text("def load(job, report):\n    return lambda: None\n")
+    url = f"sqlite:///{tmp_path / 'queue.db'}"
+    with closing(JobStore.open(url)) as store:
+        store.runs.submit(Submission(queue="gpu"), now=store.now())
+    gateway(spawn, host_dir, url)
+
+    found = imported(
+        "worker run jobs:load --name w1 --jobs-max 1",
+        {
+            "GPUWARDEN_RUNTIME_DIR": str(host_dir),
+            "GPUWARDEN_QUEUE_DB": "gateway",
+            "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path)),
+        },
+    )
+
+    assert "jobs" in found
+    assert found & {*HEAVY, "sqlalchemy"} <= {"structlog", "rich"}
+
+
+def test_gateway_in_front_of_a_central_one_imports_no_database(tmp_path: Path, host_dir: Path, spawn: Spawn) -> None:
+    (tmp_path / "token").write_text("none\n")
+    log = tmp_path / "log"
+    its = f"--central http://127.0.0.1:1 --token-file {tmp_path}/token --runtime-dir {host_dir} --port 0"
+    process = spawn("-c", PROGRAM, "gateway", "host", *its.split(), stderr=log)
+    eventually(lambda: "gateway ready" in log.read_text(), "the gateway is ready", log=log.read_text)
+
+    process.terminate()
+    assert process.wait(timeout=20) == 0
+
+    found = set(log.read_text().splitlines()[-1].split())
+    assert "gpuwarden.gateway.main" in found
+    assert found & {"sqlalchemy", "alembic", "psycopg"} == set()
 
 
 @pytest.mark.parametrize(
