@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -106,6 +105,7 @@ class _Player:
     # --- phases
 
     def play(self) -> None:
+        self._await_gateways()
         begun_s = time.monotonic()
         harms: list[tuple[float, Callable[[], None]]] = [
             (2.5, self._kill_worker),
@@ -118,9 +118,8 @@ class _Player:
         ]
         if self._server is not None:
             harms.append((0.8, self._drop_connections))
-        for each in self._gateways:
-            what = "central gateway killed" if "central" in each.name else "host gateway killed"
-            harms.append((8.0, partial(self._kill, each, what)))
+        if self._gateways:
+            harms += [(6.0, lambda: self._kill_gateway("host")), (6.0, lambda: self._kill_gateway("central"))]
         due = [(begun_s + self._random.uniform(0.0, every_s), every_s, act) for every_s, act in harms]
         times = max(4, int(self._seconds / DOWN_EVERY_S)) if self._server is not None else 0
         down = [begun_s + self._seconds * (n + 1) / (times + 1) for n in range(times)]
@@ -241,6 +240,17 @@ class _Player:
         pid = each.popen.pid if each.popen is not None else None
         effects = [effect for effect in effects_of(self.played.log) if effect.pid == pid]
         return bool(effects) and effects[-1].step < self._steps.get(effects[-1].job, 0)
+
+    def _await_gateways(self) -> None:
+        give_up_s = time.monotonic() + DRAIN_S
+        while not all(each.is_listening for each in self._gateways) and time.monotonic() < give_up_s:
+            self._restart_processes(time.monotonic())
+            time.sleep(TICK_S)
+
+    def _kill_gateway(self, kind: str) -> None:
+        """Kill one that serves: on a slow machine the others may still start."""
+        if those := [each for each in self._gateways if each.name.startswith(kind) and each.is_listening]:
+            self._kill(self._random.choice(those), f"{kind} gateway killed")
 
     def _kill(self, each: Process, what: str = "worker killed") -> None:
         if each.popen is not None:

@@ -29,6 +29,7 @@ class Process:
 
     name: str
     command: Sequence[str]
+    port: int = 0
     popen: subprocess.Popen[bytes] | None = None
     start_at_s: float = 0.0
     stopped_at_s: float | None = None
@@ -38,6 +39,15 @@ class Process:
     def is_running(self) -> bool:
         """Whether it exists and is not stopped."""
         return self.popen is not None and self.stopped_at_s is None
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether its port is taken."""
+        try:
+            ports.check(self.port)
+        except OSError:
+            return True
+        return False
 
 
 def sweeper(url: str) -> Process:
@@ -68,6 +78,6 @@ def gateways(folder: Path, url: str, store: JobStore) -> list[Process]:
         ends = ["gateway", "central", "--queue-db", url, "--port", str(central)]
         its = ["gateway", "host", "--central", f"http://127.0.0.1:{central}", "--token-file", str(token)]
         its += ["--runtime-dir", str(folder / host), "--port", str(own)]
-        for name, command in ((f"central of {host}", ends), (f"gateway of {host}", its)):
-            found.append(Process(name=name, command=[*_GPUWARDEN, *command, "--log-level", "warning"]))
+        for name, command, port in ((f"central of {host}", ends, central), (f"host {host}", its, own)):
+            found.append(Process(name=name, command=[*_GPUWARDEN, *command, "--log-level", "warning"], port=port))
     return found
