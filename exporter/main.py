@@ -18,6 +18,7 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from pydantic import ValidationError
 
 from exporter.collectors.registry import SnapshotCollector
+from exporter.http.push import Push
 from exporter.http.server import create_app
 from exporter.model.gpu import DRM_SOURCE, NVIDIA_SOURCE, GpuReadings
 from exporter.sampler import Sampler
@@ -114,6 +115,7 @@ def serve(settings: Settings) -> None:
     registry.register(SnapshotCollector(sampler.latest, host=host, thresholds=thresholds))
     for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
         registry.register(collector)
+    push = _push(settings, registry)
     listener = bind(settings.listen, settings.port)
 
     def ready() -> None:
@@ -130,9 +132,13 @@ def serve(settings: Settings) -> None:
     gc.freeze()  # these objects stay: a full collection would delay a scrape by tens of milliseconds
     gc.set_threshold(GC_THRESHOLD)
     sampler.start()
+    if push is not None:
+        push.start()
     try:
         server.run(sockets=[listener])
     finally:
+        if push is not None:
+            push.close()
         sampler.close()
         for source in sources.values():
             if source.driver is not None:
@@ -141,6 +147,19 @@ def serve(settings: Settings) -> None:
         engines.close()
         listener.close()
         log.info("exporter stopped")
+
+
+def _push(settings: Settings, registry: CollectorRegistry) -> Push | None:
+    if settings.push is None or settings.token_file is None:
+        return None
+    return Push(
+        settings.push,
+        settings.token_file,
+        ca_file=settings.ca_file,
+        families=registry.collect,
+        interval_s=settings.push_interval_s,
+        tasks=settings.push_tasks,
+    )
 
 
 def _lock_state_dir(folder: Path) -> None:

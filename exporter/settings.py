@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, CliImplicitFlag, NoDecode, SettingsConfigDict
 
 from exporter.model.thresholds import Thresholds
 from exporter.model.timeouts import PhaseTimeouts
+from gpuwarden.errors import GpuwardenError
 from gpuwarden.fields import made_from
+from gpuwarden.http.address import checked_address
 from gpuwarden.reporter import state_directory
 from gpuwarden.settings import engine, services, split
 
@@ -56,6 +58,23 @@ class Settings(BaseSettings):
         default="info",
         pattern="^(debug|info|warning|error)$",
         description="lowest level to log: debug, info, warning or error",
+    )
+
+    push: str | None = Field(
+        default=None,
+        description="address of a central gateway that gets the metrics, for a host that cannot be scraped "
+        "(docs/how-to/unscraped-hosts.md)",
+    )
+    token_file: Path | None = Field(
+        default=None, description="file with this host's token, for --push; `gpuwarden host enrol` makes one"
+    )
+    ca_file: Path | None = Field(
+        default=None,
+        description="authorities that signed the certificate of --push; default: those of the system",
+    )
+    push_interval_s: float = Field(default=10.0, ge=1, le=60, description="seconds between two reports to --push")
+    push_tasks: CliImplicitFlag[bool] = Field(
+        default=True, description="report the tasks of --task-dir to --push; --no-push-tasks leaves them out"
     )
 
     docker: str = Field(
@@ -319,6 +338,17 @@ class Settings(BaseSettings):
     @classmethod
     def _drop_duplicates(cls, found: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(found))
+
+    @model_validator(mode="after")
+    def _check_push(self) -> Self:
+        if (self.push is None) != (self.token_file is None):
+            raise ValueError("--push and --token-file go together: `gpuwarden host enrol HOST` makes a token")
+        if self.push is not None:
+            try:
+                checked_address(self.push)
+            except GpuwardenError as error:
+                raise ValueError(f"--push: {error}") from None
+        return self
 
     @model_validator(mode="after")
     def _check_pods(self) -> Self:

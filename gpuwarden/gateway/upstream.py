@@ -1,12 +1,10 @@
 """Where a gateway takes its answers from: the queue's database, or a central gateway."""
 
 import json
-import ssl
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
-from urllib.parse import urlsplit
 
 import httpx
 import structlog
@@ -18,6 +16,7 @@ from gpuwarden.files import ReloadingFile
 from gpuwarden.gateway.operations import Claim, Operation, Wait
 from gpuwarden.gateway.waiting import Waiting
 from gpuwarden.gateway.wire import ERRORS, HOST, PREFIX, REQUEST_ID, WAIT_MAX_S, to_wire
+from gpuwarden.http.address import checked_address, tls_context
 
 if TYPE_CHECKING:
     from gpuwarden.queue import JobStore
@@ -123,17 +122,12 @@ class CentralUpstream:
     """
 
     def __init__(self, url: str, token_file: Path, *, ca_file: Path | None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise GpuwardenError(f"invalid address {url!r}: use https://HOST:PORT")
-        if parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
-            raise GpuwardenError(f"{url} is not encrypted, and would show the token: use https")
+        self._url = checked_address(url)
+        context = tls_context(ca_file)
         try:
-            context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
             self._token = ReloadingFile([token_file], lambda: token_file.read_text(encoding="ascii").strip())
         except (OSError, ValueError) as error:
-            raise GpuwardenError(f"cannot read {ca_file or token_file}: {error}") from None
-        self._url = url.rstrip("/")
+            raise GpuwardenError(f"cannot read {token_file}: {error}") from None
         self._client = httpx.AsyncClient(
             verify=context,
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),

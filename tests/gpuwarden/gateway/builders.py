@@ -25,16 +25,16 @@ class Reply(NamedTuple):
 
 
 class CentralDoor:
-    """A central gateway on loopback, without TLS."""
+    """A central gateway on loopback. Its requests are without TLS."""
 
-    def __init__(self, spawn: Spawn, folder: Path, url: str) -> None:
-        self._spawn, self._url, self.port = spawn, url, 0
+    def __init__(self, spawn: Spawn, folder: Path, url: str, *options: str) -> None:
+        self._spawn, self._url, self._options, self.port = spawn, url, options, 0
         self.log = folder / "central.log"
         self.process = self.start()
 
     def start(self) -> subprocess.Popen[str]:
         """Start it, on the same port as before."""
-        its = ["--queue-db", self._url, "--port", str(self.port)]
+        its = ["--queue-db", self._url, "--port", str(self.port), *self._options]
         self.process = self._spawn("-m", "gpuwarden", "gateway", "central", *its, stderr=self.log)
         eventually(lambda: "gateway ready" in self.log.read_text(), "the gateway is ready", log=self.log.read_text)
         found = re.search(r'"port": (\d+)', self.log.read_text())

@@ -138,7 +138,7 @@ def test_shell_script_of_ten_lines_can_report(central: CentralDoor, token: str, 
     file = '{"running_log_id":123,"remote_pid":"4567","remote_pgid":"4567","timestamp":"1734220000"}'
     (folder / "123.json").write_text(file)
 
-    client: list[str | Path] = ["sh", "-e", SHELL_CLIENT, central.url, token, folder]
+    client: list[str | Path] = ["sh", SHELL_CLIENT, central.url, token, folder]
     subprocess.run(client, check=True, env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}, timeout=30)
 
     assert len(SHELL_CLIENT.read_text().splitlines()) == 10
