@@ -22,9 +22,9 @@ _Act = Callable[["JobStore", argparse.Namespace], int]
 def command(argv: list[str]) -> int:
     """Run a subcommand; `run` has its own parser."""
     if argv[:1] == ["run"]:
-        from gpuwarden.worker import main  # noqa: PLC0415 - other commands need no worker
+        from gpuwarden.cli.main import load  # noqa: PLC0415 - it imports this module
 
-        return main.command(argv[1:])
+        return load("gpuwarden.worker.main:command")(argv[1:])
     arguments = _parser().parse_args(argv)
     asks = arguments.act is _list
     with closing((existing if asks else current)(arguments.queue_db)) as store:

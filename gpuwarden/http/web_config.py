@@ -23,15 +23,13 @@ import hmac
 import re
 import secrets
 import ssl
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn, Self
 
-import bcrypt
 import structlog
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 
 from gpuwarden.errors import GpuwardenError
@@ -81,10 +79,6 @@ class BusyError(GpuwardenError):
 
     def __init__(self) -> None:
         super().__init__("too many passwords are being checked: try again")
-
-
-class _RepeatedError(GpuwardenError):
-    """A key is repeated in a mapping. YAML readers keep the last one."""
 
 
 def _printable(text: str) -> str:
@@ -291,6 +285,8 @@ class WebConfig:
 
 
 def _is_password(password: bytes, hashed: bytes) -> bool:
+    import bcrypt  # noqa: PLC0415 - as strict_yaml
+
     try:
         return bcrypt.checkpw(password, hashed)
     except ValueError:  # over 72 bytes: bcrypt would ignore the rest
@@ -333,34 +329,14 @@ def _complaint(error: Any) -> str:
 
 
 def _yaml(what: str, path: Path) -> Any:
-    text = _bytes(what, path)
+    from gpuwarden.http import strict_yaml  # noqa: PLC0415 - a program without such a file saves 1 MiB
+
     try:
-        return yaml.load(text, _Loader)  # noqa: S506 - it is a SafeLoader
-    except _RepeatedError as error:
+        return strict_yaml.parse(_bytes(what, path))
+    except strict_yaml.RepeatedError as error:
         raise WebConfigError(f"{what}: {error}") from None
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-        # PyYAML raises any of these for a bad tag. Its text repeats parts of the file.
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        raise WebConfigError(f"{what} is not valid YAML{where}") from None
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a repeated key: the first of two sections would protect nothing."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        if isinstance(node, yaml.MappingNode):  # else the parent class reports it
-            self.flatten_mapping(node)
-            seen: set[Any] = set()
-            for key_node, _ in node.value:
-                key = self.construct_object(key_node, deep=True)
-                if not isinstance(key, Hashable):
-                    break  # the parent class reports it
-                if key in seen:
-                    where = f"once more in line {key_node.start_mark.line + 1}"
-                    raise _RepeatedError(f"{ascii(key)[:40]} is written twice, {where}: remove one")
-                seen.add(key)
-        return super().construct_mapping(node, deep)
+    except strict_yaml.NotYamlError as error:
+        raise WebConfigError(f"{what} is {error}") from None
 
 
 def _context(what: str, tls: _Tls, folder: Path) -> tuple[ssl.SSLContext, list[Path]]:
