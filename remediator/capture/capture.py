@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, Final
 
 import structlog
 
-from gpuwarden.evidence import ContainerFacts
+from gpuwarden.evidence import ContainerFacts, WorkerFacts
 from gpuwarden.worker import job_logs as joblogs
 from remediator.capture import probe
 from remediator.clients.prometheus_range import Curves, Found
@@ -99,7 +99,7 @@ class CaptureRunner:
         answer = None
         if self._curves is not None:
             answer = self._curves.begin(episode, facts, now=now, within_s=self._for_s * SHARE)
-        lines, cut_short = self._see(self._request(episode, container))
+        lines, cut_short = self._see(self._request(episode, container, facts))
         if answer is not None:
             lines += _drawn(answer, until_s=started_s + self._for_s)
         took_s = time.monotonic() - started_s
@@ -112,7 +112,7 @@ class CaptureRunner:
         }
         return Capture(armed=armed, took_s=took_s, document=_assembled(document, lines, max_bytes=self._max_bytes))
 
-    def _request(self, episode: Episode, container: ContainerState) -> dict[str, Any]:
+    def _request(self, episode: Episode, container: ContainerState, facts: ContainerFacts | None) -> dict[str, Any]:
         log_files = [] if container.log_file is None else [container.log_file]
         if self._job_logs is not None and episode.job_id is not None and episode.attempt is not None:
             log_files.insert(0, str(joblogs.path_of(self._job_logs, episode.job_id, episode.attempt)))
@@ -120,6 +120,7 @@ class CaptureRunner:
         return {
             "until_s": time.monotonic() + self._for_s * SHARE,
             "pids": sorted(container.pids),
+            "worker_pid": facts.worker_pid if isinstance(facts, WorkerFacts) else None,
             "cgroup": container.cgroup,
             "process_group": container.process_group,
             "py_spy": None if self._py_spy is None else str(self._py_spy),

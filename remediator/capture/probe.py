@@ -6,6 +6,7 @@ It uses the standard library and writes JSON lines, cheap ones first. REQUEST is
 
     - until_s        when it must end, monotonic clock seconds
     - pids           the processes
+    - worker_pid     is read first, then the oldest; or null
     - cgroup         the cgroup folder that they must be in, or null
     - process_group  the process group that they must be in, or null
     - py_spy         path of py-spy; null without it
@@ -28,6 +29,7 @@ Sources: proc_pid_stat(5), proc_pid_task(5), proc_pid_wchan(5); `py-spy dump --j
 import contextlib
 import http.client
 import json
+import math
 import os
 import re
 import resource
@@ -75,7 +77,7 @@ def main(argv: list[str]) -> int:
     signal.setitimer(signal.ITIMER_REAL, max(0.0, until_s - time.monotonic()) + 1.0)  # in case the parent died
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_MAX_BYTES, MEMORY_MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (OUTPUT_MAX_BYTES, OUTPUT_MAX_BYTES))
-    pids: list[int] = request["pids"]
+    pids = sorted(request["pids"], key=lambda pid: (pid != request["worker_pid"], _started(pid), pid))
     if len(pids) > PROCESSES_MAX:
         _note(f"{len(pids) - PROCESSES_MAX} of {len(pids)} processes were not read")
     seen = _processes(pids[:PROCESSES_MAX], request["cgroup"], request["process_group"])
@@ -168,6 +170,13 @@ def _stat(folder: Path) -> tuple[str, list[str]]:
     # A name may hold brackets and spaces.
     before, _, after = (folder / "stat").read_text(encoding="utf-8", errors="backslashreplace").rpartition(")")
     return before.partition("(")[2], after.split()
+
+
+def _started(pid: int) -> float:
+    try:
+        return int(_stat(_PROC / str(pid))[1][19])
+    except (OSError, ValueError, IndexError):
+        return math.inf
 
 
 def _text(path: Path) -> str | None:

@@ -73,9 +73,12 @@ def capture_runner(**changed: Any) -> CaptureRunner:
     return CaptureRunner(**{"for_s": 30.0, "max_bytes": MAX_BYTES, "py_spy": find_py_spy(), **changed})
 
 
-def capture(*pids: int, by: CaptureRunner | None = None, armed: bool = True, **container: Any) -> Capture:
+def capture(
+    *pids: int, by: CaptureRunner | None = None, armed: bool = True, worker_pid: int | None = None, **container: Any
+) -> Capture:
     target = build.container(**{"kind": "process", "pids": frozenset(pids), "cgroup": None, **container})
-    return (by or capture_runner()).capture(build.episode(), target, build.evidence(), armed=armed, now=build.NOW)
+    facts = build.evidence(worker_pid=worker_pid)
+    return (by or capture_runner()).capture(build.episode(), target, facts, armed=armed, now=build.NOW)
 
 
 def process(captured: Capture, pid: int) -> dict[str, Any]:
@@ -304,6 +307,32 @@ def test_threads_and_processes_over_the_limit_are_counted() -> None:
     assert (len(captured.document["processes"]), len(seen)) == (probe.PROCESSES_MAX, probe.THREADS_MAX)
     assert "1 of 33 processes were not read" in captured.document["notes"]
     assert any(note.endswith(f"threads of process {pid} were not read") for note in captured.document["notes"])
+
+
+def test_process_of_the_worker_is_kept_among_many_older_ones() -> None:
+    started = [subprocess.Popen(["sleep", "600"]) for _ in range(2 * probe.PROCESSES_MAX)]
+    worker = max(each.pid for each in started)
+    captured = capture(*(each.pid for each in started), by=capture_runner(py_spy=None), worker_pid=worker)
+    for each in started:
+        each.kill()
+        each.wait()
+
+    kept = [each["pid"] for each in captured.document["processes"]]
+    assert (kept[0], len(kept)) == (worker, probe.PROCESSES_MAX)
+
+
+def test_oldest_processes_are_kept_after_the_pids_wrapped(tmp_path: Path) -> None:
+    pids = range(1, probe.PROCESSES_MAX + 3)
+    for pid in pids:
+        (tmp_path / f"{pid}" / "task").mkdir(parents=True)
+        (tmp_path / f"{pid}" / "cmdline").touch()
+        (tmp_path / f"{pid}" / "stat").write_text(f"{pid} (p) S{' 0' * 18} {1000 - pid}", encoding="ascii")
+    code = "import probe, pathlib, sys; probe._PROC = pathlib.Path(sys.argv.pop(1)); sys.exit(probe.main(sys.argv))"
+    look = ("env", f"PYTHONPATH={Path(probe.__file__).parent}", sys.executable, "-c", code, str(tmp_path))
+
+    captured = capture(*pids, by=capture_runner(py_spy=None, look=look))
+
+    assert [each["pid"] for each in captured.document["processes"]] == [*reversed(pids)][: probe.PROCESSES_MAX]
 
 
 # --- the last lines
