@@ -29,6 +29,7 @@ from gpuwarden.files import raise_file_limit
 from gpuwarden.format import Help, Parser
 from gpuwarden.gateway.app import SLOT_BOUNDS, Caller, Counted, create_app
 from gpuwarden.gateway.batching import Batching
+from gpuwarden.gateway.ownership import Ownership
 from gpuwarden.gateway.sockets import Sockets
 from gpuwarden.gateway.upstream import CentralUpstream, DatabaseUpstream, Upstream
 from gpuwarden.gateway.waiting import Waiting
@@ -183,7 +184,9 @@ def _database(store: "JobStore", registry: CollectorRegistry) -> DatabaseUpstrea
         "Workers that wait for a job. A host behind a central gateway counts as one.",
         registry=registry,
     ).set_function(lambda: waiting.count)
-    return DatabaseUpstream(store, waiting, threads=THREADS)
+    ownership = Ownership(store.batches.owned)
+    ownership.start()
+    return DatabaseUpstream(store, waiting, ownership, threads=THREADS)
 
 
 def _ready(web: WebConfig, listener: socket.socket, **its: Any) -> partial[None]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpuwarden.gateway.wire import WAIT_MAX_S
 from gpuwarden.queue import Slot
-from gpuwarden.queue.models import COUNT_MAX
+from gpuwarden.queue.models import COUNT_MAX, SlotClaim
 from gpuwarden.state_file import JOB_ID_MAX, SECONDS_MAX, TEXT_MAX
 
 if TYPE_CHECKING:
@@ -187,12 +187,13 @@ class Renew(OnJob):
 
 
 class Owns(OnJob):
-    """Whether the attempt still owns its job."""
+    """Whether the attempt still owns its job. The application answers it, for many at once."""
 
     path = "owns"
 
-    def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
-        return store.claims.owns(self.job_id, **self.claim)
+    def of(self, host: str) -> SlotClaim:
+        """What is asked about."""
+        return SlotClaim(self.job_id, self.attempt, self.incarnation, host, self.worker)
 
 
 class Complete(OnJob):

@@ -13,7 +13,8 @@ from anyio import CapacityLimiter, to_thread
 from gpuwarden.db.errors import DatabaseError, NoAnswerError, UnreadableRowError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import ReloadingFile
-from gpuwarden.gateway.operations import Claim, Operation, Wait
+from gpuwarden.gateway.operations import Claim, Operation, Owns, Wait
+from gpuwarden.gateway.ownership import Ownership
 from gpuwarden.gateway.waiting import Waiting
 from gpuwarden.gateway.wire import ERRORS, HOST, PREFIX, REQUEST_ID, WAIT_MAX_S, to_wire
 from gpuwarden.http.address import checked_address, tls_context
@@ -78,11 +79,12 @@ class DatabaseUpstream:
     Args:
         store: the queue.
         waiting: the workers that wait for jobs.
+        ownership: which claims are still owned.
         threads: most operations at once.
     """
 
-    def __init__(self, store: "JobStore", waiting: Waiting, *, threads: int) -> None:
-        self._store, self._waiting = store, waiting
+    def __init__(self, store: "JobStore", waiting: Waiting, ownership: Ownership, *, threads: int) -> None:
+        self._store, self._waiting, self._ownership = store, waiting, ownership
         self._limiter = CapacityLimiter(threads)
 
     async def carry_out(self, operation: Operation, *, host: str, request_id: str) -> Answer:  # noqa: ARG002
@@ -90,6 +92,10 @@ class DatabaseUpstream:
         try:
             if isinstance(operation, Wait):
                 found: Any = await self._waiting.wait(operation.queue, operation.timeout_s)
+            elif isinstance(operation, Owns):
+                found = await self._ownership.owns(operation.of(host))
+                if found is None:
+                    return _unanswered("the claims of workers could not be read")
             else:
                 found = await to_thread.run_sync(operation.run, self._store, host, limiter=self._limiter)
         except NoAnswerError as error:
@@ -107,6 +113,7 @@ class DatabaseUpstream:
     async def close(self) -> None:
         """Answer all who wait."""
         self._waiting.close()
+        await self._ownership.close()
 
 
 class CentralUpstream:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import ATTEMPTS_MAX, ItemState, JobClass, JobId, Kind, State
@@ -229,6 +229,16 @@ class Slot:
     host: str
     worker: str
     gpus: tuple[str, ...] = ()
+
+
+class SlotClaim(NamedTuple):
+    """An attempt, and the slot that says it has it."""
+
+    job_id: int
+    attempt: int
+    incarnation: str
+    host: str
+    worker: str
 
 
 def is_gpu(name: str) -> bool:

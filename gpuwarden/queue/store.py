@@ -16,6 +16,7 @@ from gpuwarden.queue.claims import Claims
 from gpuwarden.queue.counts import Counts
 from gpuwarden.queue.fencing import Fencing
 from gpuwarden.queue.gpu_quarantine import GpuQuarantine
+from gpuwarden.queue.hosts.batches import Batches
 from gpuwarden.queue.hosts.lost_hosts import LostHosts
 from gpuwarden.queue.hosts.reports import HostReports
 from gpuwarden.queue.hosts.tokens import HostTokens
@@ -77,6 +78,11 @@ class JobStore:
     def host_reports(self) -> HostReports:
         """Reports of hosts that are not scraped."""
         return HostReports(self._engine)
+
+    @property
+    def batches(self) -> Batches:
+        """What gateways ask for many workers at once."""
+        return Batches(self._engine)
 
     def now(self) -> float:
         """The clock of the leases, Unix seconds.

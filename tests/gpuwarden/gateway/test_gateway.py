@@ -87,7 +87,7 @@ def test_job_goes_through_the_socket_as_through_a_database(rooms: Path, store: J
 
     ended = store.job(job.job_id)
     assert (ended.state, ended.result) == (State.COMPLETED, {"b": 2})
-    assert not with_socket.claims.owns(job.job_id, **claim_of)
+    eventually(lambda: not with_socket.claims.owns(job.job_id, **claim_of), "the gateway has read it")
 
 
 @pytest.mark.usefixtures("door")

@@ -1,0 +1,102 @@
+"""Which claims are still owned, without a query for each."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection
+
+import pytest
+
+from gpuwarden.db.errors import NoAnswerError
+from gpuwarden.gateway import ownership
+from gpuwarden.gateway.ownership import Ownership
+from gpuwarden.queue.models import SlotClaim
+
+CLAIMS = [SlotClaim(n, 1, f"i{n}", "box1", f"w{n}") for n in range(50)]
+
+
+class Queue:
+    """A queue that owns some claims, and can be away."""
+
+    def __init__(self) -> None:
+        self.owned = set(CLAIMS)
+        self.away = False
+        self.reads: list[set[SlotClaim]] = []
+
+    def read(self, claims: Collection[SlotClaim]) -> set[SlotClaim]:
+        self.reads.append(set(claims))
+        if self.away:
+            raise NoAnswerError("away")
+        return self.owned & set(claims)
+
+
+def played(play: Callable[[Ownership, Queue], Awaitable[None]]) -> Queue:
+    queue = Queue()
+
+    async def run() -> None:
+        watched = Ownership(queue.read)
+        watched.start()
+        await play(watched, queue)
+        await watched.close()
+
+    asyncio.run(run())
+    return queue
+
+
+async def all_of(watched: Ownership) -> list[bool | None]:
+    return list(await asyncio.gather(*(watched.owns(each) for each in CLAIMS)))
+
+
+def test_claims_of_all_workers_are_one_read() -> None:
+    async def play(watched: Ownership, _: Queue) -> None:
+        for _again in range(20):
+            assert await all_of(watched) == [True] * 50
+
+    assert 1 <= len(played(play).reads) <= 3
+
+
+def test_lost_claim_is_known_within_a_second() -> None:
+    async def play(watched: Ownership, queue: Queue) -> None:
+        assert await watched.owns(CLAIMS[0])
+        queue.owned.discard(CLAIMS[0])
+        began_s = time.monotonic()
+        while await watched.owns(CLAIMS[0]):
+            assert time.monotonic() - began_s < 20
+            await asyncio.sleep(0.01)
+        assert await watched.owns(CLAIMS[1])
+
+    played(play)
+
+
+def test_queue_that_does_not_answer_owns_nothing_and_denies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership, "ANSWER_S", 0.3)
+    monkeypatch.setattr(ownership, "TRUSTED_S", 0.2)
+
+    async def play(watched: Ownership, queue: Queue) -> None:
+        assert await watched.owns(CLAIMS[0])
+        queue.away = True
+        await asyncio.sleep(0.25)
+        assert await watched.owns(CLAIMS[0]) is None
+        queue.away = False
+        assert await watched.owns(CLAIMS[0])
+
+    played(play)
+
+
+def test_nothing_is_read_once_no_worker_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership, "ASKED_S", 0.1)
+
+    async def play(watched: Ownership, queue: Queue) -> None:
+        assert await watched.owns(CLAIMS[0])
+        await asyncio.sleep(1.8)
+        assert len(queue.reads) == 1
+
+    played(play)
+
+
+def test_another_slots_claim_is_not_owned() -> None:
+    async def play(watched: Ownership, _: Queue) -> None:
+        assert await watched.owns(CLAIMS[0]._replace(host="box2")) is False
+        assert await watched.owns(CLAIMS[0]._replace(worker="w1")) is False
+        assert await watched.owns(CLAIMS[0]._replace(incarnation="i1")) is False
+
+    played(play)
