@@ -17,7 +17,7 @@ from typing import Final
 
 import httpx
 
-from bench import chain, corpus, exporter, queue, remediator, rules, run, scrape, step, webhook
+from bench import chain, corpus, exporter, gateway, queue, remediator, rules, run, scrape, step, webhook
 from bench.chaos import measure as chaos
 from bench.exporter import soak, turns
 from bench.figures import BenchError, Figure, Place, print_text, progress, table
@@ -48,6 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         "webhook": webhook.measure,
         "remediator": remediator.measure,
         "queue": queue.measure,
+        "gateway": lambda places: gateway.measure(places[0]),
         "rules": lambda places: rules.measure(places[0]),
         "chain": lambda places: chain.measure(places[0], rounds=arguments.rounds),
         "constants": lambda places: chain.measure_delivered(places[0]),
