@@ -36,6 +36,7 @@ HOLDER, SHARER, OTHER = "gpuwarden-lost-holder", "gpuwarden-lost-sharer", "gpuwa
 FIRST, SECOND = "gpuwarden-gang-first", "gpuwarden-gang-second"
 WAITING, WORKING = "gpuwarden-gang-waits", "gpuwarden-gang-works"
 GANGS = (FIRST, SECOND, WAITING, WORKING)
+QUEUES = {SHARER: "shared", FIRST: "gang", SECOND: "gang", WAITING: "barrier", WORKING: "barrier"}
 PROGRAMS = ("execute", "serve")
 
 LONG = Script(picture="long", load_s=0.5, load_mib=8, steps=280, step_s=0.25)
@@ -108,7 +109,9 @@ def short_limits() -> Iterator[None]:
 
 
 @contextmanager
-def host(work: Path, engine: Engine, database: Database, slots: list[Slot]) -> Iterator[Host]:
+def host(
+    work: Path, engine: Engine, database: Database, slots: list[Slot], queues: dict[str, str] = QUEUES
+) -> Iterator[Host]:
     with stage(
         work,
         engine,
@@ -120,7 +123,7 @@ def host(work: Path, engine: Engine, database: Database, slots: list[Slot]) -> I
         dead_after_s=NEVER_S,
         host_lost_after_s=LOST_AFTER_S,
         sweep_interval_s=1.0,
-        queues={SHARER: "shared", FIRST: "gang", SECOND: "gang", WAITING: "barrier", WORKING: "barrier"},
+        queues=queues,
         options=WorkerOptions(heartbeat_s=1.0),
     ) as scene:
         assert isinstance(scene.fleet, DockerFleet)
