@@ -1,4 +1,4 @@
-"""What `gpuwarden run` costs: the start of a command, and the supervisor's memory, CPU and wake-ups."""
+"""What `gpuwarden run` and `worker run --processes` cost: the start of a command, and each supervisor's use."""
 
 import os
 import subprocess
@@ -16,6 +16,7 @@ from gpuwarden.supervisor.files import PROCESS_SUFFIX
 
 STARTED_S: Final = 30.0
 RUN: Final = (sys.executable, "-m", "gpuwarden", "run")
+POOL: Final = (sys.executable, "-m", "gpuwarden", "worker", "run", "--commands", "--name", "pool")
 KINDS: Final[Mapping[str, Sequence[str]]] = {"": (), ", with --steps-from": ("--steps-from", "step [0-9]+")}
 """Kinds of a run by their options."""
 
@@ -53,17 +54,28 @@ def measure(place: Place, *, rounds: int = 40, watch_s: float = 60.0) -> Iterato
         "run", "CPU time of start and end, more than bare", "ms", [ours.cpu - theirs.cpu for theirs, ours in pairs]
     )
     for kind, options in KINDS.items():
-        progress(f"run{kind}, {watch_s:.0f} s")
-        with _supervisor(options, environment, runtime) as pid:
-            before, cpu_s, began_s = _wake_ups(pid), _cpu_s(pid), time.monotonic()
-            time.sleep(watch_s)
-            took_s = time.monotonic() - began_s
-            rate, used = (_wake_ups(pid) - before) / took_s, (_cpu_s(pid) - cpu_s) / took_s
-            resident, own = _memory_mib(pid)
-        yield figure("run", f"supervisor: memory (RSS){kind}", "MiB", [resident])
-        yield figure("run", f"supervisor: its share of memory (PSS){kind}", "MiB", [own])
-        yield figure("run", f"supervisor: wake-ups{kind}", "a second", [rate])
-        yield figure("run", f"supervisor: CPU{kind}", "% of a core", [100 * used])
+        command = [*RUN, *options, "--", "sleep", "infinity"]
+        yield from _watch(kind, command, ["sleep"], environment, watch_s=watch_s)
+    names = ["pool-0", "pool-1"]
+    pool = [*POOL, "--queue-db", f"sqlite:///{place.folder}/pool.db", "--processes", str(len(names))]
+    yield from _watch(", of a pool", pool, names, environment, watch_s=watch_s)
+
+
+def _watch(
+    kind: str, command: Sequence[str], names: Sequence[str], environment: Mapping[str, str], *, watch_s: float
+) -> Iterator[Figure]:
+    """Measure a supervisor while its processes have nothing to do."""
+    progress(f"supervisor{kind}, {watch_s:.0f} s")
+    with _supervisor(command, names, environment) as pid:
+        before, cpu_s, began_s = _wake_ups(pid), _cpu_s(pid), time.monotonic()
+        time.sleep(watch_s)
+        took_s = time.monotonic() - began_s
+        rate, used = (_wake_ups(pid) - before) / took_s, (_cpu_s(pid) - cpu_s) / took_s
+        resident, own = _memory_mib(pid)
+    yield figure("run", f"supervisor: memory (RSS){kind}", "MiB", [resident])
+    yield figure("run", f"supervisor: its share of memory (PSS){kind}", "MiB", [own])
+    yield figure("run", f"supervisor: wake-ups{kind}", "a second", [rate])
+    yield figure("run", f"supervisor: CPU{kind}", "% of a core", [100 * used])
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> Start:
@@ -84,14 +96,15 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> Start:
 
 
 @contextmanager
-def _supervisor(options: Sequence[str], environment: Mapping[str, str], runtime: Path) -> Iterator[int]:
-    """Run a command that sleeps. Yields the supervisor's pid."""
-    published = runtime / "sleep" / f"sleep{PROCESS_SUFFIX}"
-    published.unlink(missing_ok=True)
-    command = [*RUN, *options, "--", "sleep", "infinity"]
+def _supervisor(command: Sequence[str], names: Sequence[str], environment: Mapping[str, str]) -> Iterator[int]:
+    """Start a supervisor of processes with these names. Yields its pid."""
+    runtime = Path(environment["GPUWARDEN_RUNTIME_DIR"])
+    published = [runtime / name / f"{name}{PROCESS_SUFFIX}" for name in names]
+    for each in published:
+        each.unlink(missing_ok=True)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment) as process:
         try:
-            wait_until(published.exists, within_s=STARTED_S, what="the command runs")
+            wait_until(lambda: all(each.exists() for each in published), within_s=STARTED_S, what="it runs")
             time.sleep(1)  # the first tick is over
             yield process.pid
         finally:

@@ -11,16 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-import structlog
-
-from gpuwarden import logs, procfs
+from gpuwarden import procfs
 from gpuwarden.procfs import ProcessId
 from gpuwarden.supervisor import files
 from gpuwarden.supervisor.child import Child, End, reap_adopted
 from gpuwarden.supervisor.files import ProcessFile
+from gpuwarden.supervisor.log_lines import Log
 from gpuwarden.supervisor.policy import Policy, Restarts
-
-log: Final = structlog.get_logger("worker")
 
 TICK_S: Final = 1.0
 DRAINED: Final = 0
@@ -48,6 +45,7 @@ class Pool:
         directory: `$GPUWARDEN_RUNTIME_DIR`.
         subdirectory: their shared folder; by default each has one of its name.
         gpus: the GPU of each worker, if given.
+        log_level: the lowest level of log lines.
     """
 
     def __init__(
@@ -58,7 +56,9 @@ class Pool:
         *,
         subdirectory: str | None = None,
         gpus: Sequence[str] = (),
+        log_level: str = "info",
     ) -> None:
+        self._log = Log(log_level)
         self._stopping = 0
         self._slots = [
             _Slot(
@@ -110,10 +110,10 @@ class Pool:
         is_drained = end == End(code=DRAINED, signal=None) and not why
         if is_drained or delay_s is None:
             slot.due_s = None
-            log.info("worker ended", worker=slot.name, reason=f"{end}{why}")
+            self._log.info("worker ended", worker=slot.name, reason=f"{end}{why}")
         else:
             slot.due_s = now_s + delay_s
-            log.warning("worker ended; started again", worker=slot.name, reason=f"{end}{why}", after_s=delay_s)
+            self._log.warning("worker ended; started again", worker=slot.name, reason=f"{end}{why}", after_s=delay_s)
 
     def _start(self, slot: _Slot) -> None:
         slot.due_s = None
@@ -127,7 +127,7 @@ class Pool:
                 ProcessFile(process=slot.child.id, supervisor=own, restarts=True, log_file=files.own_log_file()),
             )
         except OSError as error:
-            log.warning("gpuwarden cannot see the supervisor", worker=slot.name, reason=str(error))
+            self._log.warning("gpuwarden cannot see the supervisor", worker=slot.name, reason=str(error))
 
     def _on_signal(self, number: int, _frame: object) -> None:
         self._stopping += 1
@@ -141,7 +141,7 @@ def become_pool(**options: Any) -> NoReturn:
     """Replace this process by a pool's, which holds neither memory nor GPUs of the handler's module.
 
     Args:
-        options: `log_level`, and the arguments of `Pool` as JSON has them.
+        options: the arguments of `Pool` as JSON has them.
     """
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-P", "-m", __name__, json.dumps(options)])  # noqa: S606
@@ -149,7 +149,6 @@ def become_pool(**options: Any) -> NoReturn:
 
 def _main(options: str) -> int:
     given = json.loads(options)
-    logs.configure(level=given.pop("log_level"))
     return Pool(given.pop("argv"), given.pop("names"), Path(given.pop("directory")), **given).run()
 
 
