@@ -114,6 +114,16 @@ def family(leader: ProcessId, *, proc: Path = PROC) -> list[ProcessId]:
     )
 
 
+def started_with(variable: str, *, proc: Path = PROC) -> list[ProcessId]:
+    """The living processes that this user may inspect and whose first environment has `NAME=value`."""
+    found = []
+    for pid, fields in _stats(proc).items():
+        with suppress(OSError):
+            if variable.encode() in read(f"{proc}/{pid}/environ").split(b"\0") and not has_ended(fields):
+                found.append(ProcessId(pid, int(fields[19])))
+    return found
+
+
 def descendants(pid: int, *, proc: Path = PROC) -> list[ProcessId]:
     """Living children, and theirs."""
     stats = _stats(proc)

@@ -16,6 +16,9 @@ from gpuwarden.procfs import ProcessId
 
 POLL_S: Final = 0.05
 KILL_WAIT_S: Final = 5.0
+SUPERVISOR: Final = "GPUWARDEN_SUPERVISOR"
+"""Names the supervisor to all that a command starts."""
+
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _TERMINAL_SIGNALS: Final = (signal.SIGTTOU, signal.SIGTTIN, signal.SIGTSTP)
@@ -56,6 +59,7 @@ class Child:
         terminal: a terminal whose foreground it gets.
         stdout: a file descriptor.
         stderr: a file descriptor.
+        on_start: called in the new process before the command.
 
     Raises:
         CommandError: it cannot be started.
@@ -69,10 +73,17 @@ class Child:
         terminal: int | None = None,
         stdout: int | None = None,
         stderr: int | None = None,
+        on_start: Callable[[ProcessId], None] = lambda _: None,
     ) -> None:
+        own = ProcessId.of(os.getpid())
+
         def prepare() -> None:
             # In the new process, after the fork. This program has one thread, so nothing can be locked.
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != own.pid:
+                os._exit(1)  # killed before the prctl
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # a pool blocks it
+            on_start(ProcessId.of(os.getpid()))
             if terminal is not None:
                 signal.signal(signal.SIGTTOU, signal.SIG_IGN)
                 with suppress(OSError):
@@ -83,7 +94,7 @@ class Child:
         try:
             self._process = subprocess.Popen(
                 argv,
-                env=environment,
+                env={**environment, SUPERVISOR: str(own)},
                 process_group=0,
                 stdout=stdout,
                 stderr=stderr,
@@ -124,6 +135,12 @@ class Child:
 def become_subreaper() -> None:
     """Adopt what children leave behind (prctl(2))."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def left_by(supervisor: ProcessId, leader: ProcessId | None) -> list[ProcessId]:
+    """The living processes of a command whose supervisor was killed, also those that left its group."""
+    found = set(procfs.started_with(f"{SUPERVISOR}={supervisor}"))
+    return sorted(found if leader is None else found.union(procfs.family(leader)))
 
 
 def end_descendants(*, grace_s: float) -> list[int]:

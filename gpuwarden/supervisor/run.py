@@ -15,11 +15,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from gpuwarden import procfs
 from gpuwarden.format import Help, Parser, format_duration, show
 from gpuwarden.job import MIN_TIMEOUT_S, STALL_TIMEOUT_S, Condition, JobClass
 from gpuwarden.procfs import ProcessId
@@ -32,6 +32,7 @@ from gpuwarden.supervisor.child import (
     become_subreaper,
     end_all,
     end_descendants,
+    left_by,
     reap_adopted,
 )
 from gpuwarden.supervisor.files import Notice, ProcessFile, SupervisedFileError
@@ -192,11 +193,17 @@ class Run:
             after_gpu_use=True,
         )
         given = self._output.given if self._output else (None, None)
-        child = Child(self._cmd, environment, terminal=self._terminal, stdout=given[0], stderr=given[1])
+        child = Child(
+            self._cmd,
+            environment,
+            terminal=self._terminal,
+            stdout=given[0],
+            stderr=given[1],
+            on_start=partial(self._publish, log_file=files.own_log_file()),
+        )
         if self._output is not None:
             self._output.started()
             self._output.resize()
-        self._publish(child.id)
         try:
             end = self._supervise(child)
         finally:
@@ -295,12 +302,13 @@ class Run:
             os.tcsetpgrp(self._terminal, os.getpgrp())
         signal.signal(signal.SIGTTOU, before)
 
-    def _publish(self, process: ProcessId) -> None:
+    def _publish(self, process: ProcessId, *, log_file: str | None) -> None:
+        """Write the process file, in the new process: the next run finds what this one left when killed."""
         value = ProcessFile(
             process=process,
-            supervisor=ProcessId.of(os.getpid()),
+            supervisor=ProcessId.of(os.getppid()),
             restarts=self._restarts.after_hang,
-            log_file=files.own_log_file(),
+            log_file=log_file,
         )
         try:
             files.write(self._reporter.folder, self._name, value)
@@ -361,10 +369,10 @@ def _end_earlier(folder: Path, name: str) -> None:
         earlier = files.read_process(folder, name)
         if earlier is None or folder.stat().st_uid != os.geteuid() or earlier.supervisor.runs():
             return
-        if not procfs.family(earlier.process):
+        if not left_by(earlier.supervisor, earlier.process):
             return
         say("an earlier run of this name was killed: its processes are ended")
-        if left := end_all(lambda: procfs.family(earlier.process), grace_s=LEFT_GRACE_S):
+        if left := end_all(lambda: left_by(earlier.supervisor, earlier.process), grace_s=LEFT_GRACE_S):
             say(f"processes {left} cannot be ended")
 
 

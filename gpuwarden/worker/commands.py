@@ -24,6 +24,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.queue import Job
 from gpuwarden.reporter import Reporter
 from gpuwarden.supervisor import command_record
+from gpuwarden.supervisor.child import left_by
 from gpuwarden.supervisor.command import GRACE_S, LEFT_GRACE_S, Order
 from gpuwarden.supervisor.command_record import CommandEnd, Record
 from gpuwarden.supervisor.files import SupervisedFileError
@@ -280,8 +281,8 @@ def _raise_for(end: CommandEnd) -> None:
 
 def _kill_family(record: Record) -> None:
     """Kill what a command left whose supervisor was killed."""
-    if record.process is not None:
-        for process in procfs.family(record.process):
+    if record.supervisor is not None:
+        for process in left_by(record.supervisor, record.process):
             with suppress(OSError):
                 procfs.signal_process(process, signal.SIGKILL)
 

@@ -16,6 +16,7 @@ from gpuwarden import procfs, state_file
 from gpuwarden.job import Condition
 from gpuwarden.procfs import ProcessId
 from gpuwarden.supervisor import files
+from gpuwarden.supervisor.child import Child, End
 from gpuwarden.supervisor.files import ProcessFile
 from tests.gpuwarden.supervisor.guarded import DEAF, NAME, WAITS, Guarded, python, when_ready
 from tests.waiting import eventually
@@ -127,9 +128,13 @@ def test_stop_and_continue_of_the_run_reach_the_command(guarded: Guarded) -> Non
 # --- killed supervisors
 
 
-def test_next_run_ends_what_a_killed_run_left(guarded: Guarded) -> None:
+@pytest.mark.parametrize("options", ["", ", start_new_session=True"], ids=["in-the-group", "after-setsid"])
+def test_next_run_ends_what_a_killed_run_left(guarded: Guarded, options: str) -> None:
     first = guarded.start(
-        python("import subprocess; print(subprocess.Popen(['sleep', '1000']).pid, flush=True); input()")
+        python(
+            f"import subprocess, time; print(subprocess.Popen(['sleep', '1000']{options}).pid, flush=True)\n"
+            "time.sleep(1000)"
+        )
     )
     assert first.stdout is not None
     left = next(int(line) for line in first.stdout if line.strip().isdigit())
@@ -143,6 +148,23 @@ def test_next_run_ends_what_a_killed_run_left(guarded: Guarded) -> None:
     assert code == 0
     assert "an earlier run of this name was killed: its processes are ended" in said
     assert not lives(left)
+
+
+def test_command_is_known_before_its_first_instruction(guarded: Guarded) -> None:
+    process_file = guarded.folder / f"{NAME}{files.PROCESS_SUFFIX}"
+
+    for _ in range(5):
+        code, said = guarded.result(["sh", "-c", f'read line < {process_file} && [ "${{line##*[$$,}}" != "$line" ]'])
+        assert code == 0, said
+
+
+def test_command_does_not_run_without_its_supervisor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "getppid", lambda: 1)  # in the new process: killed in the meantime
+
+    child = Child(["touch", str(tmp_path / "ran")], os.environ)
+
+    eventually(lambda: isinstance(child.wait(), End), "it ends")
+    assert not (tmp_path / "ran").exists()
 
 
 def test_process_file_with_a_reused_pid_ends_nothing(guarded: Guarded) -> None:
