@@ -131,6 +131,12 @@ def count_of(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def command_name(argv: Sequence[str]) -> str:
+    """File name of a command's script, else of its program: `train.py`."""
+    script = next((each for each in argv if each.endswith((".py", ".sh"))), argv[0])
+    return script.rpartition("/")[2]
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Lines of a table; each column is as wide as its widest cell."""
     lines = [head, *([printable(cell) for cell in row] for row in rows)]

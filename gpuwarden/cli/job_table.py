@@ -6,7 +6,7 @@ from typing import Final
 
 from gpuwarden.cli.progress import Reports, report_of, short, silence_max_s, silent_s
 from gpuwarden.db.errors import UnreadableRowError
-from gpuwarden.format import format_age, printable
+from gpuwarden.format import command_name, format_age, printable
 from gpuwarden.job import FINAL
 from gpuwarden.queue import Job
 from gpuwarden.state_file import JobFile, Stamp
@@ -33,9 +33,14 @@ def cells(job: Job, report: JobFile | None, *, now: float, stamp: Stamp) -> tupl
 
 
 def task_of(job: Job) -> str:
-    """The function or the model of a job."""
-    task = job.payload.get("task")
-    return task if isinstance(task, str) and task else job.model or "-"
+    """The function, the command or the model of a job."""
+    match job.payload:
+        case {"task": str() as task} if task:
+            return task
+        case {"command": {"argv": [str(), *_] as argv}}:
+            return command_name([each for each in argv if isinstance(each, str)])
+        case _:
+            return job.model or "-"
 
 
 def lines(

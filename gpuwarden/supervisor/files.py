@@ -109,6 +109,12 @@ def read_process(folder: Path, name: str) -> ProcessFile | None:
     return None if fields is None else _process_file(fields)
 
 
+def remove_process(folder: Path, name: str) -> None:
+    """Say that the supervisor left nothing."""
+    with suppress(OSError):
+        (folder / f"{name}{PROCESS_SUFFIX}").unlink()
+
+
 def _process_file(fields: Mapping[str, Any]) -> ProcessFile:
     log_file = fields.get("log_file")
     return ProcessFile(

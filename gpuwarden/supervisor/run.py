@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from gpuwarden.format import Help, Parser, format_duration, show
+from gpuwarden.format import Help, Parser, command_name, format_duration, show
 from gpuwarden.job import MIN_TIMEOUT_S, STALL_TIMEOUT_S, Condition, JobClass
 from gpuwarden.procfs import ProcessId
 from gpuwarden.reporter import JOB_FILE, RUN_QUEUE, Reporter
@@ -87,10 +87,12 @@ def command(argv: list[str]) -> int:
         run = Run(cmd, reporter, limits, name=name, policy=Policy(arguments.restart), steps=steps)
         run.announce()
         try:
-            return run.until_done()
+            code = run.until_done()
         except CommandError as error:
             say(str(error))
-            return error.exit_code
+            code = error.exit_code
+        files.remove_process(reporter.folder, name)
+        return code
 
 
 class Run:
@@ -388,8 +390,7 @@ def default_name(cmd: Sequence[str]) -> str:
     >>> default_name(["python", "-u", "jobs/train.py", "--lr", "3"])
     'train'
     """
-    script = next((each for each in cmd if Path(each).suffix in (".py", ".sh")), cmd[0])
-    return _NAME.sub("-", Path(script).stem).strip("-_.")[:63] or "command"
+    return _NAME.sub("-", Path(command_name(cmd)).stem).strip("-_.")[:63] or "command"
 
 
 def _full(reason: str) -> None:
@@ -411,6 +412,10 @@ def _seconds(given: str) -> float:
     except ValueError:
         pass
     raise argparse.ArgumentTypeError(f"invalid time {given!r}: expected seconds above 0")
+
+
+def _budget_s(given: str) -> float:
+    return 0.0 if given == "0" else _seconds(given)
 
 
 def _count(given: str) -> int:
@@ -444,7 +449,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--name", help="name of this worker, unique on the host (default: the script's)")
     parser.add_argument(
-        "--budget-s", type=_seconds, default=0.0, help="longest run time of one start, seconds; 0 is none"
+        "--budget-s", type=_budget_s, default=0.0, help="longest run time of one start, seconds; 0 is none"
     )
     parser.add_argument("--stall-timeout-s", type=_seconds, default=STALL_TIMEOUT_S,
                         help="time without a step and other activity, after the first step, seconds")  # fmt: skip

@@ -156,6 +156,23 @@ def test_newest_jobs_are_listed_or_all_on_request(store: JobStore, cli: Cli) -> 
     assert cli("job", "list", "--limit", "-1")[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("stored", "task"),
+    [
+        ({"argv": ["python", "-u", "jobs/train.py", "--lr", "3"]}, "train.py"),
+        ({"argv": ["/usr/bin/env", "x"]}, "env"),
+        ({"argv": [3]}, "-"),
+        ({}, "-"),
+    ],
+)
+def test_command_is_listed_with_its_script_or_program(
+    store: JobStore, cli: Cli, stored: dict[str, object], task: str
+) -> None:
+    submit(store, payload={"command": stored})
+
+    assert cli("job", "list")[1].splitlines()[1].split()[2] == task
+
+
 def test_all_jobs_are_listed_page_by_page(store: JobStore, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuwarden.queue.queries.PAGE", 3)
     ids = [submit(store) for _ in range(6)]

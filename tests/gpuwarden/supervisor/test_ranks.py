@@ -74,7 +74,7 @@ def test_ranks_end_with_their_command(guarded: Guarded) -> None:
         process.terminate()
         process.communicate(timeout=15)
 
-    assert sorted(each.name for each in guarded.folder.iterdir()) == [f"{NAME}.lock", f"{NAME}.process.json"]
+    assert sorted(each.name for each in guarded.folder.iterdir()) == [f"{NAME}.lock"]
 
 
 @pytest.mark.behaviour("A5")

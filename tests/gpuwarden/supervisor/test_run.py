@@ -46,7 +46,7 @@ def test_exit_code_is_the_commands(guarded: Guarded, program: str, code: int) ->
 
     assert found == code
     assert "no executor runs on this host" in said
-    assert sorted(path.name for path in guarded.folder.iterdir()) == [f"{NAME}.lock", f"{NAME}.process.json"]
+    assert sorted(path.name for path in guarded.folder.iterdir()) == [f"{NAME}.lock"]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,10 @@ def test_health_window_below_its_minimum_is_refused(guarded: Guarded) -> None:
 
     assert found == 2
     assert "argument --health-window-s: invalid time '29': expected 30 seconds or more" in said
+
+
+def test_budget_of_zero_is_none(guarded: Guarded) -> None:
+    assert guarded.result(python("raise SystemExit(3)"), "--budget-s", "0")[0] == 3
 
 
 def test_command_without_dashes_is_refused_with_advice() -> None:

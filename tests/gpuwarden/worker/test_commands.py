@@ -155,7 +155,7 @@ def test_command_gets_named_variables_and_never_those_of_gpuwarden(host: Host, t
     assert found["TOKEN"] == "hidden-value"
     assert found["PATH"] == os.environ["PATH"]
     assert "OTHER" not in found
-    assert [name for name in found if name.startswith("GPUWARDEN_")] == ["GPUWARDEN_JOB_FILE"]
+    assert {name for name in found if name.startswith("GPUWARDEN_")} == {"GPUWARDEN_JOB_FILE", "GPUWARDEN_SUPERVISOR"}
     assert b"hidden-value" not in (tmp_path / "queue.db").read_bytes()
 
 
