@@ -82,7 +82,8 @@ def test_each_worker_is_started_again_after_any_end_and_sigterm_stops_all(tmp_pa
         file = files.supervised(tmp_path / "w-1", "w-1", holder=other)
         assert file is not None
         assert (file.process.pid, file.supervisor.pid, file.restarts) == (other, process.pid, True)
-        assert "SigBlk:\t0000000000000000" in Path("/proc", str(other), "status").read_text(), "jobs get SIGCHLD"
+        status = Path("/proc", str(other), "status")
+        eventually(lambda: "SigBlk:\t0000000000000000" in status.read_text(), "its jobs get SIGCHLD")
 
         process.terminate()
         said = process.communicate(timeout=20)[0]
