@@ -161,11 +161,16 @@ def test_failing_tests_catch_nothing(promtool: Path, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_single_group_of_tests_is_read_back_unchanged(file: Path) -> None:
-    test = judging.read_test(file.name)
+    alone = judging.read_tests(file.name)
 
-    alone = [judging.parse(judging.dump({**test, "tests": [group]})) for group in test["tests"]]
+    assert alone
+    assert [judging.parse(judging.dump(test)) for test in alone] == alone
 
-    assert alone == [{**test, "tests": [group]} for group in test["tests"]]
+
+def test_groups_of_all_test_files_are_read_with_the_interval_of_their_file() -> None:
+    found = [(len(test["tests"]), test["evaluation_interval"]) for test in judging.read_tests(FAULTS)]
+
+    assert set(found) == {(1, "15s"), (1, "60s")}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

@@ -16,7 +16,7 @@ import yaml
 from deploy.standalone import debian_packages
 from testbed import check_release
 from tools.mutation import narrowed
-from tools.mutation.rules import ALERTS, Mutant
+from tools.mutation.rules import ALERTS, Mutant, topic
 
 PROMTOOL_TIMEOUT_S = 300
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - for many small files
@@ -81,8 +81,8 @@ def judge(mutants: Sequence[Mutant], promtool: Path, room: Path) -> Verdict:
     left = {str(room / str(number)): each.name for number, each in enumerate(mutants)}
     touched = {folder: frozenset(narrowed.affected_rules(sound, document)) for folder, document in broken.items()}
     caught: dict[str, str] = {}
-    test = read_test(rules)
-    for group in _sort_groups(rules, test["tests"]):
+    for test in _sort_groups(rules, read_tests(rules)):
+        (group,) = test["tests"]
         asked = {each: narrowed.group_for(each, group, sound) for each in {touched[folder] for folder in left}}
         tests = [
             _write(Path(folder), rules, {**test, "tests": [its]}, narrowed.rules_for(its, broken[folder], sound))
@@ -106,13 +106,14 @@ def judge(mutants: Sequence[Mutant], promtool: Path, room: Path) -> Verdict:
     return Verdict(rules=rules, caught=caught, survived=list(left.values()))
 
 
-def _sort_groups(rules: str, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _sort_groups(rules: str, tests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Groups with the most catches first, then those with the most series. For speed only."""
-    return sorted(
-        groups,
-        key=lambda group: (_CATCHES[rules, group["name"]], len(group.get("input_series", []))),
-        reverse=True,
-    )
+
+    def key(test: dict[str, Any]) -> tuple[int, int]:
+        (group,) = test["tests"]
+        return _CATCHES[rules, group["name"]], len(group.get("input_series", []))
+
+    return sorted(tests, key=key, reverse=True)
 
 
 def _write(folder: Path, rules: str, test: dict[str, Any], text: str) -> str:
@@ -138,14 +139,18 @@ def select_parsing(mutants: Sequence[Mutant], promtool: Path, room: Path) -> lis
     return [mutant for file, mutant in written.items() if file not in fail]
 
 
-def read_test(rules: str) -> dict[str, Any]:
-    """Tests of a rule file as text values: promtool reads `0x10` as samples, YAML as 16."""
-    text = (check_release.CHECKOUT / check_release.TESTS / rules.replace(".rules.", ".test.")).read_text()
-    return {**parse(text), "rule_files": [rules]}
+def read_tests(rules: str) -> list[dict[str, Any]]:
+    """Each group of the test files of a rule file, with the settings of its file.
+
+    Values are text: promtool reads `0x10` as samples, YAML as 16.
+    """
+    files = sorted((check_release.CHECKOUT / check_release.TESTS).glob(f"{topic(Path(rules))}.*"))
+    read = [{**parse(file.read_text()), "rule_files": [rules]} for file in files]
+    return [{**test, "tests": [group]} for test in read for group in test["tests"]]
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Parse a test file like `read_test`."""
+    """Parse a test file like `read_tests`."""
     read: dict[str, Any] = yaml.load(text, yaml.CBaseLoader)  # noqa: S506 - creates only text
     for asked in (asked for group in read["tests"] for asked in group.get("promql_expr_test", [])):
         for sample in asked.get("exp_samples", []):
