@@ -21,6 +21,7 @@ from bench import chain, corpus, exporter, gateway, queue, remediator, rules, ru
 from bench.chaos import measure as chaos
 from bench.exporter import soak, turns
 from bench.figures import BenchError, Figure, Place, print_text, progress, table
+from bench.gateway import memory as gateway_memory
 from deploy.standalone.debian_packages import PartMissing
 from deploy.standalone.stack import CHECKOUT, ChainError
 from gpuwarden import logs
@@ -49,6 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         "remediator": remediator.measure,
         "queue": queue.measure,
         "gateway": lambda places: gateway.measure(places[0]),
+        "gateway-memory": lambda places: gateway_memory.measure(places[0]),
         "rules": lambda places: rules.measure(places[0]),
         "chain": lambda places: chain.measure(places[0], rounds=arguments.rounds),
         "constants": lambda places: chain.measure_delivered(places[0]),

@@ -67,7 +67,7 @@ class Meter:
         found.cpu_s = {name: spent - cpu_s[name] for name, spent in self._cpu_s().items()}
         found.transactions = self._transactions() - before
         for name, pids in self._pids.items():
-            found.resident_mib[name] = sum(_resident_mib(pid) for pid in pids)
+            found.resident_mib[name] = sum(resident_mib(pid) for pid in pids)
 
     def close(self) -> None:
         """Close the connection."""
@@ -116,6 +116,7 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _resident_mib(pid: int) -> float:
+def resident_mib(pid: int) -> float:
+    """Resident memory of a process, MiB."""
     lines = (procfs.PROC / str(pid) / "status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:"))
