@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from gpuwarden.format import error_text
 from gpuwarden.gateway.operations import OPERATIONS, Operation, Register, Wait
-from gpuwarden.gateway.upstream import Answer, Seldom, Upstream, failed
+from gpuwarden.gateway.upstream import NOT_HELD, Answer, Seldom, Upstream, failed
 from gpuwarden.gateway.wire import BODY_MAX_BYTES, PREFIX, REQUEST_ID, VERSION
 
 log: Final = structlog.get_logger("gateway")
@@ -184,6 +184,8 @@ class _Door:
             finally:
                 caller.open -= 1
             self._counted.requests.labels(kind.path, found.outcome).inc()
+            if isinstance(found.content, dict) and found.content.get("refused") == NOT_HELD:
+                self._counted.refused.labels(caller.name, NOT_HELD).inc()
             return to_response(found)
 
         return answer

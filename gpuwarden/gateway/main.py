@@ -225,28 +225,33 @@ async def _keep(sockets: Sockets, app: ASGIApp, host: str) -> None:
     servers: dict[str, SocketServer] = {}
     starting: set[asyncio.Task[None]] = set()
 
-    def opened(folder: str, listener: socket.socket) -> None:
+    def created(folder: str) -> SocketServer:
         caller = Caller(name=folder, host=host, may_be=partial(sockets.may_be, folder), bounds=SLOT_BOUNDS)
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             await app({**scope, CALLER: caller}, receive, send)
 
-        servers[folder] = SocketServer(answer, connections_max=SOCKET_CONNECTIONS_MAX)
+        return SocketServer(answer, connections_max=SOCKET_CONNECTIONS_MAX)
+
+    def opened(folder: str, listener: socket.socket) -> None:
+        if folder not in servers:  # a replaced socket keeps its bounds: its worker may have removed it
+            servers[folder] = created(folder)
         start = asyncio.create_task(servers[folder].start(listener))
         starting.add(start)
         start.add_done_callback(starting.discard)
         log.info("socket opened", folder=folder)
 
     def closed(folder: str) -> None:
-        if folder in servers:
-            servers.pop(folder).close()
-            log.info("socket closed", folder=folder)
+        servers[folder].close()
+        log.info("socket closed", folder=folder)
 
     logged = ""
     try:
         while True:
             try:
                 sockets.look(opened=opened, closed=closed)
+                for folder in servers.keys() - sockets.folders:
+                    del servers[folder]
                 logged = ""
             except OSError as error:
                 if logged != str(error):

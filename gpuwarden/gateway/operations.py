@@ -34,6 +34,14 @@ Seconds = Annotated[float, Field(ge=0, lt=SECONDS_MAX)]
 Lease = Annotated[float, Field(gt=0, le=LEASE_MAX_S)]
 
 
+class NotHeldError(Exception):
+    """This slot does not hold the attempt. `result` is the answer."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+
 class Operation(BaseModel):
     """A request of a worker."""
 
@@ -153,7 +161,7 @@ class OnJob(Operation):
 
     def run(self, store: "JobStore", host: str) -> Any:  # noqa: D102
         if not store.claims.is_of(self.job_id, **self.claim, host=host, worker=self.worker):
-            return self.refused
+            raise NotHeldError(self.refused)
         return self.on_job(store, host)
 
     def on_job(self, store: "JobStore", host: str) -> Any:

@@ -49,6 +49,8 @@ class Sockets:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.bound: dict[str, Bound] = {}
+        self.folders: set[str] = set()
+        self._seen: set[str] = set()
         self._logged: dict[str, str] = {}
 
     def look(self, *, opened: Callable[[str, socket.socket], None], closed: Callable[[str], None]) -> None:
@@ -57,7 +59,8 @@ class Sockets:
         Raises:
             OSError: the directory cannot be read.
         """
-        found = self._folders()
+        found = self.folders = self._folders()
+        self._seen = self._seen | found if len(self._seen) <= FOLDERS_MAX else set(found)
         for name in [name for name in self.bound if name not in found]:
             self._drop(name, closed)
         for name in found:
@@ -67,8 +70,8 @@ class Sockets:
                 self._tell(name, error.strerror or str(error))
 
     def is_folder(self, name: str) -> bool:
-        """Whether a slot has this folder."""
-        return name in self.bound or (self._directory / name).is_dir()
+        """Whether a slot has this folder, or had it since the gateway's start."""
+        return name in self._seen or (self._directory / name).is_dir()
 
     def may_be(self, folder: str, worker: str) -> bool:
         """Whether a worker of this name may use the folder's socket.

@@ -13,7 +13,7 @@ from anyio import CapacityLimiter, to_thread
 from gpuwarden.db.errors import DatabaseError, NoAnswerError, UnreadableRowError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import ReloadingFile
-from gpuwarden.gateway.operations import Claim, Operation, Owns, Wait
+from gpuwarden.gateway.operations import Claim, NotHeldError, Operation, Owns, Wait
 from gpuwarden.gateway.ownership import Ownership
 from gpuwarden.gateway.waiting import Waiting
 from gpuwarden.gateway.wire import ERRORS, HOST, PREFIX, REQUEST_ID, WAIT_MAX_S, to_wire
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 EXPECTED: Final[tuple[type[GpuwardenError], ...]] = (*ERRORS.values(), UnreadableRowError)
 """Errors that the worker gets as they are."""
+
+NOT_HELD: Final = "job"
+"""Reason of an operation without effect, on a job that its slot does not hold."""
 
 ANSWER_S: Final = 10.0
 """Longest wait for the central gateway's answer, seconds."""
@@ -96,8 +99,12 @@ class DatabaseUpstream:
                 found = await self._ownership.owns(operation.of(host))
                 if found is None:
                     return _unanswered("the claims of workers could not be read")
+                if not found:
+                    return _not_held(found)
             else:
                 found = await to_thread.run_sync(operation.run, self._store, host, limiter=self._limiter)
+        except NotHeldError as error:
+            return _not_held(error.result)
         except NoAnswerError as error:
             return _unanswered(str(error))
         except EXPECTED as error:
@@ -174,6 +181,10 @@ class CentralUpstream:
 def failed(status: int, kind: str, reason: str) -> Answer:
     """An answer with an error."""
     return Answer(status=status, content={"error": {"kind": kind, "reason": reason}}, outcome=kind)
+
+
+def _not_held(result: Any) -> Answer:
+    return Answer(status=200, content={"result": result, "refused": NOT_HELD}, outcome=NOT_HELD)
 
 
 def _log_seldom(event: str, reason: str) -> None:

@@ -6,12 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpuwarden.db.errors import DatabaseError, NoAnswerError
+from gpuwarden.gateway.app import SLOT_BOUNDS
 from gpuwarden.gateway.client import GatewayChanges, GatewayStore
 from gpuwarden.gateway.operations import OPERATIONS, OnJob
 from gpuwarden.gateway.wire import BODY_MAX_BYTES, PREFIX, REQUEST_ID, SOCKET_NAME
@@ -122,7 +124,8 @@ def test_repeated_request_gets_the_first_answer(rooms: Path, store: JobStore) ->
     again = post(rooms, "w2", PREFIX + "complete", body, "one")
     other = post(rooms, "w2", PREFIX + "complete", body, "two")
 
-    assert [first, again, other] == [(200, {"result": True}), (200, {"result": True}), (200, {"result": False})]
+    assert [first, again] == [(200, {"result": True})] * 2
+    assert other == (200, {"result": False, "refused": "job"})
 
 
 @pytest.mark.usefixtures("door")
@@ -161,6 +164,26 @@ def test_half_a_request_is_refused_and_the_next_one_answered(rooms: Path) -> Non
         half.close()
 
     assert post(rooms, "w1", PREFIX + "quarantine", {"worker": "w1"}) == (200, {"result": None})
+
+
+@pytest.mark.usefixtures("door")
+def test_replaced_socket_has_the_bounds_of_the_one_before(rooms: Path) -> None:
+    """Otherwise a worker that removes its socket again and again had none."""
+    path, body = rooms / "w1" / SOCKET_NAME, b'{"worker":"w1","queue":"q","timeout_s":30}'
+    head = b"POST /v1/wait HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with ExitStack() as stack:
+        for _ in range(SLOT_BOUNDS.open):
+            waits = stack.enter_context(socket.socket(socket.AF_UNIX))
+            waits.connect(str(path))
+            waits.sendall(head + body)
+
+        def refused() -> bool:
+            return post(rooms, "w1", PREFIX + "quarantine", {"worker": "w1"})[0] == 429
+
+        eventually(refused, "all open requests are taken")
+        path.unlink()
+        eventually(path.is_socket, "the socket is back")
+        assert refused()
 
 
 @pytest.mark.usefixtures("door")

@@ -114,3 +114,15 @@ def test_worker_is_named_as_its_folder(seen: _Seen, host_dir: Path, folder: str,
     (host_dir / "w1-7").mkdir()
 
     assert seen.sockets.may_be(folder, worker) is may
+
+
+def test_name_of_a_folder_that_was_removed_stays_its_own(seen: _Seen, host_dir: Path) -> None:
+    (host_dir / "w1").mkdir()
+    (host_dir / "w1-7").mkdir()
+    seen.look()
+    (host_dir / "w1-7" / SOCKET_NAME).unlink()
+    (host_dir / "w1-7").rmdir()
+    seen.look()
+
+    assert not seen.sockets.may_be("w1", "w1-7")
+    assert seen.sockets.may_be("w1", "w1-8")
