@@ -33,6 +33,9 @@ TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _SERIES: Final = re.compile(r"gpuwarden_(?!remediator_|queue_|gateway_|report_)[a-z0-9_]+", re.ASCII)
 """Series of an exporter. Those of other programs are not about one host."""
 
+_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
+"""The parser takes any quoted name of a label, which could end the line and begin another host's."""
+
 _NOT_FINITE: Final = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
 
 
@@ -137,6 +140,30 @@ def text_page(body: bytes, host: str, *, packed: bool) -> bytes:
     Raises:
         RefusedError: it is invalid, or another host's.
     """
+    lines, whole = _lines(body, packed=packed)
+    found, named = {}, ""
+    try:
+        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+            for name, labels, value, *_ in family.samples:
+                if labels.get("host", host) != host:
+                    raise _another(labels["host"], host)
+                if name == "gpuwarden_exporter_info":
+                    named = labels.get("nodename", "")
+                if not all(map(_LABEL.fullmatch, labels)):
+                    raise RefusedError(422, "invalid", f"invalid name of a label in {', '.join(labels)[:80]!a}")
+                if _SERIES.fullmatch(name):
+                    found[name, *sorted(labels.items())] = _line(name, labels, value, host)
+    except (ValueError, KeyError, IndexError) as error:
+        raise RefusedError(422, "invalid", f"the page is not Prometheus' text format: {str(error)[:80]!a}") from None
+    if not whole or not named:  # an exporter's page ends with its own series
+        raise RefusedError(422, "cut", "the page is not whole: it has no gpuwarden_exporter_info with nodename")
+    if named != host:
+        raise _another(named, host)
+    return _packed(found.values())
+
+
+def _lines(body: bytes, *, packed: bool) -> tuple[list[str], bool]:
+    """Our series in a page, and whether its last line has an end."""
     try:
         text = (_unpacked(body) if packed else body).decode()
     except UnicodeDecodeError:
@@ -146,23 +173,7 @@ def text_page(body: bytes, host: str, *, packed: bool) -> bytes:
         raise RefusedError(413, "size", f"the page has over {SERIES_MAX} series")
     if any(len(line) > LINE_MAX for line in lines):
         raise RefusedError(413, "size", f"the page has a line of over {LINE_MAX} characters")
-    found, named = {}, ""
-    try:
-        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-            for name, labels, value, *_ in family.samples:
-                if labels.get("host", host) != host:
-                    raise _another(labels["host"], host)
-                if name == "gpuwarden_exporter_info":
-                    named = labels.get("nodename", "")
-                if _SERIES.fullmatch(name):
-                    found[name, *sorted(labels.items())] = _line(name, labels, value, host)
-    except (ValueError, KeyError, IndexError) as error:
-        raise RefusedError(422, "invalid", f"the page is not Prometheus' text format: {str(error)[:80]!a}") from None
-    if not text.endswith("\n") or not named:  # an exporter's page ends with its own series
-        raise RefusedError(422, "cut", "the page is not whole: it has no gpuwarden_exporter_info with nodename")
-    if named != host:
-        raise _another(named, host)
-    return _packed(found.values())
+    return lines, text.endswith("\n")
 
 
 def published(reports: Iterable[HostReport]) -> bytes:
@@ -177,7 +188,7 @@ def published(reports: Iterable[HostReport]) -> bytes:
         ages.append(_line("gpuwarden_report_age_seconds", {"report": report.kind}, report.age_s, report.host))
         if report.page is None or (report.kind is not Kind.PAGE and report.host in whole):
             continue  # an exporter's page has GPUs and tasks too
-        for line in gzip.decompress(report.page).decode().splitlines():
+        for line in filter(None, gzip.decompress(report.page).decode().split("\n")):
             series.setdefault(line.partition("{")[0], []).append(line)
     series["up"] = [_line("up", {}, float(its), host) for host, its in up.items()]
     return "".join(f"{line}\n" for lines in series.values() for line in lines).encode()

@@ -35,7 +35,7 @@ BOUNDS: Final = Bounds(rate=1, burst=20, open=3)
 """What one host may send."""
 
 OPEN_MAX: Final = 64
-"""Most reports that are read at once: bounds memory."""
+"""Most reports that are read at once, of known and of unknown callers: bounds memory."""
 
 THREADS: Final = 2
 """Most reports that are parsed at once."""
@@ -43,6 +43,28 @@ THREADS: Final = 2
 _JSON: Final[dict[Kind, type[Report]]] = {Kind.GPU: GpuReport, Kind.TASKS: TasksReport}
 
 log: Final = structlog.get_logger("gateway")
+
+
+class _Open:
+    """Counts open requests."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Open one.
+
+        Raises:
+            RefusedError: too many are open.
+        """
+        if self._count >= OPEN_MAX:
+            raise RefusedError(503, "busy", "too many reports at once: send it again")
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
 
 
 class Reports:
@@ -58,7 +80,7 @@ class Reports:
         self._store, self._hosts, self._counted = store, hosts, counted
         self._limiter = CapacityLimiter(THREADS)
         self._publishing = CapacityLimiter(1)
-        self._open = 0
+        self._open, self._unknown_open = _Open(), _Open()
         self._callers: dict[str, Caller] = {}
         self._seen: set[tuple[str, Kind]] = set()
         self._unknown = Seldom(REPORT_S)
@@ -97,8 +119,8 @@ class Reports:
         async def answer(request: Request) -> Response:
             caller = None
             try:
-                with self._one_open():
-                    caller, report = await self._caller(request, kind)
+                caller, report = await self._caller(request, kind)
+                with self._open.one():
                     make = await self._page_of(request, kind, caller, report)
                     await self._keep(caller.host, kind, make)
             except RefusedError as error:
@@ -108,21 +130,12 @@ class Reports:
 
         return answer
 
-    @contextmanager
-    def _one_open(self) -> Iterator[None]:
-        if self._open >= OPEN_MAX:
-            raise RefusedError(503, "busy", "too many reports at once: send it again")
-        self._open += 1
-        try:
-            yield
-        finally:
-            self._open -= 1
-
     async def _caller(self, request: Request, kind: Kind) -> tuple[Caller, Report | None]:
         """The host, and its report if the token was in it."""
         report, token = None, bearer(request)
         if kind is not Kind.PAGE and not token:
-            report = report_page.parsed(_JSON[kind], await read_body(request))
+            with self._unknown_open.one():
+                report = report_page.parsed(_JSON[kind], await read_body(request))
             token = report.token
         host = await self._hosts.host_of(token, Scope.REPORTS)
         its = Caller(name=host, host=host, may_be=lambda _: True, bounds=BOUNDS)

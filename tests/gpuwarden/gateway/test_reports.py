@@ -6,15 +6,19 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
 from gpuwarden.gateway import report_page
 from gpuwarden.gateway.app import RefusedError
 from gpuwarden.gateway.report_page import LINE_MAX, PAGE_MAX_BYTES, SERIES_MAX, published, text_page
-from gpuwarden.gateway.reports import FRESH_S
+from gpuwarden.gateway.reports import FRESH_S, OPEN_MAX
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.hosts.reports import HostReport, Kind
 from gpuwarden.queue.hosts.tokens import Scope
@@ -203,6 +207,13 @@ REFUSED: Final[dict[str, tuple[Callable[[CentralDoor, str], Any], int, str]]] = 
     ),
     "no gzip": (lambda door, token: door.post("/api/v1/report", PAGE, token, Content_Encoding="gzip"), 400, "invalid"),
     "no page": (lambda door, token: door.report(_page("gpuwarden_gpu_lost one"), token), 422, "invalid"),
+    "a label that ends its line": (
+        lambda door, token: door.report(
+            _page('gpuwarden_gpu_lost{"x=\\"1\\"} 1\\ngpuwarden_gpu_lost{host=\\"box2"="1"} 1'), token
+        ),
+        422,
+        "invalid",
+    ),
     "no UTF-8": (lambda door, token: door.post("/api/v1/report", b"\xff", token), 422, "invalid"),
     "no JSON": (lambda door, token: door.post("/api/v1/report_tasks/", "[" * 10_000, token), 422, "invalid"),
     "no number": (
@@ -226,6 +237,36 @@ def test_hostile_reports_are_refused_and_counted(central: CentralDoor, token: st
     assert central.published() == set()
     assert sum(central.refusals().values()) == len(REFUSED)
     assert {reason for _, reason in central.refusals()} == {"host", "size", "cut", "version", "invalid"}
+
+
+def test_slow_callers_without_a_token_take_no_place_of_others(central: CentralDoor, token: str) -> None:
+    with ExitStack() as stack:
+        for _ in range(2 * OPEN_MAX):
+            caller = stack.enter_context(socket.create_connection(("127.0.0.1", central.port)))
+            caller.sendall(b"POST /api/v1/report_gpu/ HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\n{")
+        eventually(lambda: ("unknown", "busy") in central.refusals(), "they take all their places")
+
+        assert central.report(PAGE, token).status == 200
+
+
+@given(st.dictionaries(st.text(max_size=3), st.text(max_size=9), max_size=2), st.text(max_size=9))
+def test_no_label_can_add_a_line(labels: dict[str, str], uuid: str) -> None:
+    """Each line that is published is a series of the token's host."""
+    quoted = ",".join(
+        f"{json.dumps(name, ensure_ascii=False)}={json.dumps(its, ensure_ascii=False)}" for name, its in labels.items()
+    )
+    gpu = json.dumps({"gpus": [{"uuid": uuid, "name": uuid}]}).encode(errors="surrogatepass")
+    makes: dict[Kind, Callable[[], bytes]] = {
+        Kind.GPU: lambda: report_page.json_page(report_page.parsed(report_page.GpuReport, gpu), "box1"),
+        Kind.TASKS: lambda: text_page(_page(f"gpuwarden_x{{{quoted}}} 1").encode(), "box1", packed=False),
+    }
+    pages = []
+    for kind, make in makes.items():
+        with suppress(RefusedError):
+            pages.append(HostReport(host="box1", kind=kind, age_s=1.0, page=make()))
+    for line in published(pages).decode().split("\n")[:-1]:
+        (family,) = text_string_to_metric_families(f"{line}\n")
+        assert [each.labels["host"] for each in family.samples] == ["box1"], line
 
 
 def test_report_of_a_host_that_hangs_up_is_refused_and_counted(central: CentralDoor, token: str) -> None:
