@@ -73,15 +73,19 @@ def _show(store: JobStore, arguments: argparse.Namespace) -> int:
     found, now = store.host_tokens.rows(arguments.host), store.now()
     if not found:
         raise GpuwardenError(f"{arguments.host} is not enrolled: see `gpuwarden host list`")
+    reports = {each.kind.value: each.age_s for each in store.host_reports.ages(arguments.host, now=now)}
     if arguments.json:
-        show_json({"host": arguments.host, "tokens": [_json_of(each, now) for each in found]})
+        tokens = [_json_of(each, now) for each in found]
+        show_json({"host": arguments.host, "tokens": tokens, "report_ages_s": reports})
     else:
-        show(*_page(arguments.host, found, now))
+        show(*_page(arguments.host, found, reports, now))
     return 0
 
 
-def _page(host: str, tokens: list[HostToken], now: float) -> Iterator[str]:
+def _page(host: str, tokens: list[HostToken], reports: dict[str, float], now: float) -> Iterator[str]:
     yield f"{'host':9}{host}"
+    for kind, age_s in reports.items():
+        yield f"{'report':9}{kind}, {format_duration(age_s)} ago"
     for each in tokens:
         scopes, created, seen = _figures(each, now)
         yield f"{'token':9}{each.token_id}, {_state(each, now)}"
@@ -144,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     listing = add_act(acts, "list", _list, "list hosts with the last use of their tokens")
     add_json(listing, "print one JSON object per line; times are Unix seconds")
 
-    showing = add_act(acts, "show", _show, "show the tokens of a host, without their secrets")
+    showing = add_act(acts, "show", _show, "show the reports of a host, and its tokens without their secrets")
     add_json(showing, "print one JSON object; times are Unix seconds")
 
     rotating = add_act(acts, "rotate", _rotate, "make a new token of a host, print it once, and end the old one")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import case, or_, select
+from sqlalchemy import ColumnElement, case, literal, or_, select
 
 from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.queue.base import QueueBase
@@ -43,6 +43,10 @@ class HostReports(QueueBase):
                 .on_conflict_do_update(index_elements=["host", "kind"], set_={"received_at": now, "page": page})
             )
 
+    def ages(self, host: str, *, now: float) -> list[HostReport]:
+        """The reports of a host, without their pages."""
+        return self._found(literal(None), HOST_REPORTS.c.host == host, now)
+
     def newest(self, *, fresh_s: float, now: float) -> list[HostReport]:
         """The reports of hosts with a valid token, without the pages of those older than `fresh_s`."""
         its = HOST_REPORTS.c
@@ -50,13 +54,13 @@ class HostReports(QueueBase):
         valid = select(HOST_TOKENS.c.host).where(
             or_(HOST_TOKENS.c.revoked_at.is_(None), HOST_TOKENS.c.revoked_at > now)
         )
-        found = (
-            select(its.host, its.kind, its.received_at, page.label("page"))
-            .where(its.host.in_(valid))
-            .order_by(its.host, its.kind)
-        )
+        return self._found(page, its.host.in_(valid), now)
+
+    def _found(self, page: ColumnElement[Any], wanted: ColumnElement[bool], now: float) -> list[HostReport]:
+        its = HOST_REPORTS.c
+        found = select(its.host, its.kind, its.received_at, page.label("page")).where(wanted)
         with reading(self._engine) as connection:
             return [
                 HostReport(host=row.host, kind=Kind(row.kind), age_s=max(0.0, now - row.received_at), page=row.page)
-                for row in connection.execute(found)
+                for row in connection.execute(found.order_by(its.host, its.kind))
             ]

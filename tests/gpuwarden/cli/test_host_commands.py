@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from gpuwarden.queue import JobStore
+from gpuwarden.queue.hosts.reports import Kind
 from gpuwarden.queue.hosts.tokens import PREFIX, Scope
 from tests.conftest import Cli
 
@@ -122,6 +124,18 @@ def test_lists_show_the_last_use_and_no_secret(store: JobStore, cli: Cli, said: 
         assert 0 <= store.now() - found["last_seen_at"] < 60
     else:
         assert ("never" in unused, "never" in out, " s ago" in out) == (True, False, True)
+
+
+def test_host_is_shown_with_the_age_of_its_reports(store: JobStore, cli: Cli) -> None:
+    store.host_tokens.enrol("box1", now=store.now())
+    store.host_reports.save("box1", Kind.PAGE, b"", now=store.now() - 75)
+    store.host_reports.save("box2", Kind.GPU, b"", now=store.now())
+
+    _, out, _ = cli("host", "show", "box1")
+    assert re.search(r"^report   page, 1 min 1\d s ago$", out, re.MULTILINE)
+    assert "gpu" not in out
+    _, out, _ = cli("host", "show", "box1", "--json")
+    assert list(json.loads(out)["report_ages_s"]) == ["page"]
 
 
 def test_unknown_host_is_not_shown(store: JobStore, cli: Cli) -> None:
