@@ -62,7 +62,7 @@ def connect(url: str, *, connections: int | None = None) -> Engine:
         raise DatabaseError(
             f"invalid database URL {shown!r}: use sqlite:////absolute/path.db or postgresql://user@server/database"
         ) from None
-    pool = {} if connections is None else {"pool_size": connections, "max_overflow": 0}
+    pool = {} if connections is None else {"pool_size": connections, "max_overflow": 0, "pool_use_lifo": True}
     return _postgresql(parsed, pool) if parsed.get_backend_name() == "postgresql" else _sqlite(parsed, pool)
 
 

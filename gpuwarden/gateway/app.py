@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from gpuwarden.format import error_text
-from gpuwarden.gateway.operations import OPERATIONS, Operation, Register, Wait
+from gpuwarden.gateway.operations import OPERATIONS, Operation, Register
 from gpuwarden.gateway.upstream import NOT_HELD, Answer, Seldom, Upstream, failed
 from gpuwarden.gateway.wire import BODY_MAX_BYTES, PREFIX, REQUEST_ID, VERSION
 
@@ -132,7 +132,12 @@ class Callers(Protocol):
         """
 
 
-def create_app(callers: Callers, upstream: Upstream, counted: Counted) -> FastAPI:
+def create_app(
+    callers: Callers,
+    upstream: Upstream,
+    counted: Counted,
+    operations: Mapping[str, type[Operation]] = OPERATIONS,
+) -> FastAPI:
     """Build the application."""
     app = FastAPI(
         title="gpuwarden gateway",
@@ -142,7 +147,7 @@ def create_app(callers: Callers, upstream: Upstream, counted: Counted) -> FastAP
         redoc_url=None,
     )
     door = _Door(callers, upstream, counted)
-    for path, kind in OPERATIONS.items():
+    for path, kind in operations.items():
         schema = {"application/json": {"schema": kind.model_json_schema()}}
         app.add_api_route(
             PREFIX + path,
@@ -180,7 +185,7 @@ class _Door:
             caller.open += 1
             try:
                 asking = self._carry_out(operation, caller, request.headers.get(REQUEST_ID, "")[:ID_MAX])
-                found = await (_while_connected(request, asking) if isinstance(operation, Wait) else asking)
+                found = await (_while_connected(request, asking) if operation.waits else asking)
             finally:
                 caller.open -= 1
             self._counted.requests.labels(kind.path, found.outcome).inc()

@@ -29,6 +29,7 @@ from gpuwarden.files import raise_file_limit
 from gpuwarden.format import Help, Parser
 from gpuwarden.gateway.app import SLOT_BOUNDS, Caller, Counted, create_app
 from gpuwarden.gateway.batching import Batching
+from gpuwarden.gateway.operations import HOST_OPERATIONS, OPERATIONS
 from gpuwarden.gateway.ownership import Ownership
 from gpuwarden.gateway.sockets import Sockets
 from gpuwarden.gateway.upstream import CentralUpstream, DatabaseUpstream, Upstream
@@ -95,11 +96,13 @@ def _host(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int
             held.callback(store.close)
 
         async def serve() -> None:
-            upstream: Upstream = (
-                Batching(CentralUpstream(arguments.central, arguments.token_file, ca_file=arguments.ca_file), host)
-                if store is None
-                else _database(store, registry)
-            )
+            upstream: Upstream
+            if store is None:
+                central = CentralUpstream(arguments.central, arguments.token_file, ca_file=arguments.ca_file)
+                upstream = batching = Batching(central, host)
+                batching.start()
+            else:
+                upstream = _database(store, registry)
             app = create_app(_AtSocket(), upstream, Counted(registry))
             sockets = Sockets(directory)
             Gauge("gpuwarden_gateway_sockets", "Sockets of workers' folders.", registry=registry).set_function(
@@ -135,7 +138,8 @@ def _central(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
         registry = CollectorRegistry()
         upstream = _database(store, registry)
         hosts, counted = Hosts(store), Counted(registry)
-        operations, reports = create_app(hosts, upstream, counted), host_reports.Reports(store, hosts, counted)
+        operations = create_app(hosts, upstream, counted, {**OPERATIONS, **HOST_OPERATIONS})
+        reports = host_reports.Reports(store, hosts, counted)
         reports.add_to(operations)
         pages = _pages(registry, web, Route("/reports", reports.page))
         app = _by_path((PREFIX, host_reports.PREFIX), operations, pages)

@@ -1,4 +1,4 @@
-"""The operations of a worker, checked and carried out for the slot whose socket it used.
+"""The operations of workers and of their hosts, checked and carried out for the slot whose socket it used.
 
 The gateway's clock counts. An operation on a job applies only to the attempt that this slot has claimed.
 """
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpuwarden.gateway.wire import WAIT_MAX_S
 from gpuwarden.queue import Slot
-from gpuwarden.queue.models import COUNT_MAX, SlotClaim
+from gpuwarden.queue.models import COUNT_MAX, Beat, Renewal, SlotClaim
 from gpuwarden.state_file import JOB_ID_MAX, SECONDS_MAX, TEXT_MAX
 
 if TYPE_CHECKING:
@@ -19,19 +19,28 @@ if TYPE_CHECKING:
 
 GPUS_MAX: Final = 64
 
+SLOTS_MAX: Final = 512
+"""Most slots in one request of a host."""
+
 LEASE_MAX_S: Final = 86400.0
 """Longest lease, seconds."""
+
+MARGIN_S: Final = 30.0
+"""How much longer a host's gateway makes a lease at the queue, seconds. Half of a lease, if that is less."""
+
+LEASE_AT_QUEUE_MAX_S: Final = LEASE_MAX_S + MARGIN_S
 
 REASON_MAX: Final = 64 * 1024
 """Most characters of a reason."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
-Text = Annotated[str, Field(min_length=1, max_length=TEXT_MAX)]
+Text = Annotated[str, Field(min_length=1, max_length=TEXT_MAX, pattern=r"^[^\x00]+$")]
+"""Without NUL, which PostgreSQL refuses: a sync would fail for all slots."""
 Reason = Annotated[str, Field(max_length=REASON_MAX)]
 JobNumber = Annotated[int, Field(ge=0, le=JOB_ID_MAX)]
 Attempt = Annotated[int, Field(ge=0, lt=COUNT_MAX)]
 Seconds = Annotated[float, Field(ge=0, lt=SECONDS_MAX)]
-Lease = Annotated[float, Field(gt=0, le=LEASE_MAX_S)]
+Lease = Annotated[float, Field(gt=0, le=LEASE_AT_QUEUE_MAX_S)]
 
 
 class NotHeldError(Exception):
@@ -49,6 +58,8 @@ class Operation(BaseModel):
     path: ClassVar[str]
     settles: ClassVar[bool] = False
     """Whether a repeated request needs the first answer."""
+    waits: ClassVar[bool] = False
+    """Whether the answer comes later."""
     worker: Name
 
     def run(self, store: "JobStore", host: str) -> Any:
@@ -87,6 +98,7 @@ class Wait(Operation):
     """Wait until there may be a job to claim. The application answers it."""
 
     path = "wait"
+    waits = True
     queue: Text
     timeout_s: Annotated[float, Field(ge=0, le=WAIT_MAX_S)]
 
@@ -200,7 +212,7 @@ class Owns(OnJob):
     path = "owns"
 
     def of(self, host: str) -> SlotClaim:
-        """What is asked about."""
+        """The claim, with its host."""
         return SlotClaim(self.job_id, self.attempt, self.incarnation, host, self.worker)
 
 
@@ -335,6 +347,69 @@ class CountItems(OnJob):
         return {} if run_id is None else store.items.counts(run_id)
 
 
+class ClaimOf(BaseModel):
+    """A claim of a worker of the host."""
+
+    worker: Name
+    job_id: JobNumber
+    attempt: Attempt
+    incarnation: Text
+
+    def of(self, host: str) -> SlotClaim:
+        """The claim, with its host."""
+        return SlotClaim(self.job_id, self.attempt, self.incarnation, host, self.worker)
+
+
+class RenewalOf(ClaimOf):
+    """A lease to extend."""
+
+    lease_s: Lease
+
+
+class BeatOf(BaseModel):
+    """A heartbeat of a worker of the host."""
+
+    worker: Name
+    queue: Text
+    incarnation: Text
+    model: Text | None = None
+    loaded: Text | None = None
+    completed: bool = False
+
+
+class HostOperation(Operation):
+    """A request of a host's gateway, for the slots of that host."""
+
+    worker: Name = "all"
+
+
+class Sync(HostOperation):
+    """Heartbeats and renewals of a host. The answer has the incarnations that are over, and the lost claims."""
+
+    path = "sync"
+    beats: Annotated[list[BeatOf], Field(max_length=SLOTS_MAX)] = []
+    renewals: Annotated[list[RenewalOf], Field(max_length=SLOTS_MAX)] = []
+
+    def run(self, store: "JobStore", host: str) -> Any:  # noqa: D102
+        beats = [Beat(**each.model_dump()) for each in self.beats]
+        renewals = [Renewal(each.of(host), each.lease_s) for each in self.renewals]
+        found = store.batches.sync(host, beats, renewals, now=store.now())
+        over = [[beat.worker, beat.incarnation] for beat in found.over]
+        return {"over": over, "lost": [[claim.job_id, claim.attempt] for claim in found.lost]}
+
+
+class Watch(HostOperation):
+    """Wait until claims of the host are lost; returns job and attempt of each.
+
+    The application answers it. A host's newer request ends the older one.
+    """
+
+    path = "watch"
+    waits = True
+    claims: Annotated[list[ClaimOf], Field(max_length=SLOTS_MAX)]
+    timeout_s: Annotated[float, Field(ge=0, le=WAIT_MAX_S)]
+
+
 OPERATIONS: Final[Mapping[str, type[Operation]]] = {
     each.path: each
     for each in (
@@ -343,3 +418,6 @@ OPERATIONS: Final[Mapping[str, type[Operation]]] = {
         *(TakeItem, FinishItem, FailItem, CountItems),
     )
 }
+
+HOST_OPERATIONS: Final[Mapping[str, type[Operation]]] = {each.path: each for each in (Sync, Watch)}
+"""Operations of hosts. A slot's socket does not offer them."""

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -31,6 +32,16 @@ ASKED_S: Final = 5.0
 log: Final = structlog.get_logger("gateway")
 
 
+@dataclass(frozen=True)
+class _Poll:
+    claims: frozenset[SlotClaim]
+    ended: asyncio.Future[None]
+
+    def end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
 class Ownership:
     """Watches claims. For one event loop.
 
@@ -41,6 +52,7 @@ class Ownership:
     def __init__(self, read: Callable[[Collection[SlotClaim]], set[SlotClaim]]) -> None:
         self._read = read
         self._asked: dict[SlotClaim, float] = {}
+        self._polls: dict[str, _Poll] = {}
         self._known: dict[SlotClaim, bool] = {}
         self._known_s = 0.0
         self._new = asyncio.Event()
@@ -73,6 +85,28 @@ class Ownership:
                 await read
         return self._found(claim)
 
+    async def lost(self, host: str, claims: Collection[SlotClaim], timeout_s: float) -> list[SlotClaim] | None:
+        """The lost ones of these claims, as soon as there is one; none after `timeout_s`.
+
+        `None` while the queue cannot be read. A newer question of the host ends the older one.
+        """
+        poll = _Poll(frozenset(claims), asyncio.get_running_loop().create_future())
+        older, self._polls[host] = self._polls.get(host), poll
+        if older is not None:
+            older.end()
+        if any(self._found(claim) is None for claim in poll.claims):
+            self._new.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await poll.ended
+        except TimeoutError:
+            pass
+        finally:
+            if self._polls.get(host) is poll:
+                del self._polls[host]
+        found = {claim: self._found(claim) for claim in poll.claims}
+        return None if None in found.values() else [claim for claim, owned in found.items() if not owned]
+
     def _found(self, claim: SlotClaim) -> bool | None:
         return self._known.get(claim) if time.monotonic() - self._known_s < TRUSTED_S else None
 
@@ -83,11 +117,15 @@ class Ownership:
             self._asked = {claim: at_s for claim, at_s in self._asked.items() if began_s - at_s < ASKED_S}
             rounds, self._rounds = self._rounds, []
             self._new.clear()
-            if self._asked:
-                asked = list(self._asked)
+            asked = set(self._asked).union(*(poll.claims for poll in self._polls.values()))
+            if asked:
                 try:
                     owned = await to_thread.run_sync(partial(self._read, asked), limiter=self._limiter)
                     self._known, self._known_s = {claim: claim in owned for claim in asked}, began_s
+                    lost = asked - owned
+                    for poll in list(self._polls.values()) if lost else ():
+                        if not poll.claims.isdisjoint(lost):
+                            poll.end()
                     logged = ""
                 except Exception as error:  # noqa: BLE001 - without this task, no worker learns that its job is lost
                     if logged != str(error):
@@ -98,5 +136,5 @@ class Ownership:
                     each.set_result(None)
             await asyncio.sleep(LEAST_S)
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S - LEAST_S if self._asked else None):
+                async with asyncio.timeout(LOOK_S - LEAST_S if asked else None):
                     await self._new.wait()

@@ -13,7 +13,7 @@ from anyio import CapacityLimiter, to_thread
 from gpuwarden.db.errors import DatabaseError, NoAnswerError, UnreadableRowError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import ReloadingFile
-from gpuwarden.gateway.operations import Claim, NotHeldError, Operation, Owns, Wait
+from gpuwarden.gateway.operations import Claim, NotHeldError, Operation, Owns, Wait, Watch
 from gpuwarden.gateway.ownership import Ownership
 from gpuwarden.gateway.waiting import Waiting
 from gpuwarden.gateway.wire import ERRORS, HOST, PREFIX, REQUEST_ID, WAIT_MAX_S, to_wire
@@ -97,10 +97,12 @@ class DatabaseUpstream:
                 found: Any = await self._waiting.wait(operation.queue, operation.timeout_s)
             elif isinstance(operation, Owns):
                 found = await self._ownership.owns(operation.of(host))
-                if found is None:
-                    return _unanswered("the claims of workers could not be read")
-                if not found:
+                if found is False:
                     return _not_held(found)
+            elif isinstance(operation, Watch):
+                claims = [claim.of(host) for claim in operation.claims]
+                lost = await self._ownership.lost(host, claims, operation.timeout_s)
+                found = None if lost is None else [[claim.job_id, claim.attempt] for claim in lost]
             else:
                 found = await to_thread.run_sync(operation.run, self._store, host, limiter=self._limiter)
         except NotHeldError as error:
@@ -115,6 +117,8 @@ class DatabaseUpstream:
         finally:
             if isinstance(operation, Claim):
                 self._waiting.claimed(operation.queue)
+        if found is None and isinstance(operation, Owns | Watch):
+            return _unanswered("the claims of workers could not be read")
         return Answer(status=200, content={"result": to_wire(found)}, outcome="done")
 
     async def close(self) -> None:
@@ -156,7 +160,7 @@ class CentralUpstream:
         except (OSError, ValueError, GpuwardenError) as error:
             log.warning("token file not read, old token in use", reason=str(error))
         headers = {"Authorization": f"Bearer {self._token.value}", "Content-Type": "application/json", HOST: host}
-        timeout = httpx.Timeout(WAIT_MAX_S + ANSWER_S if isinstance(operation, Wait) else ANSWER_S, connect=CONNECT_S)
+        timeout = httpx.Timeout(WAIT_MAX_S + ANSWER_S if operation.waits else ANSWER_S, connect=CONNECT_S)
         try:
             answer = await self._client.post(
                 f"{self._url}{PREFIX}{operation.path}",

@@ -79,7 +79,7 @@ class Waiters:
     def wake(self, claimable: Mapping[str, int]) -> None:
         """Wake a caller for each claimable job, less those that are about to claim.
 
-        Callers that come within `CLAIMING_S` get what is left.
+        Callers that come within `CLAIMING_S` get the jobs that are left.
         """
         for queue, jobs in claimable.items():
             its = self._queues.get(queue)
@@ -95,7 +95,7 @@ class Waiters:
         self._forget(queue)
 
     def _forget(self, queue: str) -> None:
-        """Drop a queue without callers, once what is left of its jobs is too old."""
+        """Drop a queue without callers, once its count of jobs is too old."""
         its = self._queues.get(queue)
         if its is not None and not its.waiters:
             left_s = its.counted_s + CLAIMING_S - time.monotonic()

@@ -73,7 +73,7 @@ class Claims(QueueBase):
         """
         with writing(self._engine) as connection:
             sql.set_incarnation(connection, host, worker, queue, incarnation, now, model=None)  # also locks the row
-            connection.execute(*_delete_dead_flag(host=host, worker=worker, incarnation=incarnation))
+            connection.execute(*delete_dead_flag(host=host, worker=worker, incarnation=incarnation))
             slot = and_(WORKER_GPUS.c.host == host, WORKER_GPUS.c.worker == worker)
             connection.execute(delete(WORKER_GPUS).where(slot))
             if gpus:
@@ -170,7 +170,7 @@ class Claims(QueueBase):
                 completed_at=completed_at,
             )
             if accepted:
-                connection.execute(*_delete_dead_flag(host=host, worker=worker, incarnation=incarnation))
+                connection.execute(*delete_dead_flag(host=host, worker=worker, incarnation=incarnation))
             return accepted
 
     def renew(self, job_id: int, *, attempt: int, incarnation: str, now: float, lease_s: float = LEASE_S) -> bool:
@@ -371,7 +371,8 @@ def _note_fatal_error(connection: Connection, slot: Slot, job_id: int, now: floa
 
 
 @Prepared
-def _delete_dead_flag(**params: ColumnElement[Any]) -> Executable:
+def delete_dead_flag(**params: ColumnElement[Any]) -> Executable:
+    """Delete the flag of a dead worker (A14) whose incarnation lives."""
     its_flag = and_(DEAD_WORKERS.c.host == params["host"], DEAD_WORKERS.c.worker == params["worker"])
     its_row = and_(WORKERS.c.host == params["host"], WORKERS.c.worker == params["worker"])
     lives = and_(its_row, WORKERS.c.incarnation == params["incarnation"], sql.is_not_retired(params["incarnation"]))

@@ -241,6 +241,31 @@ class SlotClaim(NamedTuple):
     worker: str
 
 
+class Beat(NamedTuple):
+    """A worker's heartbeat. `completed`: it has completed a job since the last one."""
+
+    worker: str
+    queue: str
+    incarnation: str
+    model: str | None = None
+    loaded: str | None = None
+    completed: bool = False
+
+
+class Renewal(NamedTuple):
+    """A claim, and the new length of its lease, seconds."""
+
+    claim: SlotClaim
+    lease_s: float
+
+
+class Synced(NamedTuple):
+    """The heartbeats of incarnations that are over, and the claims that are lost."""
+
+    over: list[Beat]
+    lost: list[SlotClaim]
+
+
 def is_gpu(name: str) -> bool:
     """Whether the text is a UUID of a GPU or a MIG device; an index is not."""
     return name.startswith(("GPU-", "MIG-")) and is_text(name)

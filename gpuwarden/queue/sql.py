@@ -276,8 +276,8 @@ def touch_worker(
     row = {"queue": queue, "current_model": model, "loaded_model": loaded, "last_seen_at": now}
     completed = {} if completed_at is None else {"completed_at": completed_at}
     slot = {"host": host, "worker": worker, "incarnation": incarnation}
-    touch = _touch(**slot, queue=queue, model=model, loaded=loaded, now=now, **completed)
-    if connection.execute(*touch).rowcount == 1:
+    its = touch(**slot, queue=queue, model=model, loaded=loaded, now=now, **completed)
+    if connection.execute(*its).rowcount == 1:
         return True
     first = upsert(connection, WORKERS).values(host=host, worker=worker, incarnation=incarnation, **row)
     inserted = first.on_conflict_do_nothing().returning(WORKERS.c.worker)  # rowcount of an insert is not reliable
@@ -285,7 +285,8 @@ def touch_worker(
 
 
 @Prepared
-def _touch(**its: ColumnElement[Any]) -> Executable:
+def touch(**its: ColumnElement[Any]) -> Executable:
+    """Refresh the row of a worker whose incarnation is not retired."""
     row = {
         "queue": its["queue"],
         "current_model": its["model"],

@@ -1,17 +1,32 @@
 """What gateways ask the queue for many workers at once."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from sqlalchemy import ARRAY, BigInteger, Connection, Select, any_, bindparam, func, select
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Executable,
+    and_,
+    any_,
+    bindparam,
+    func,
+    select,
+    update,
+)
 
-from gpuwarden.db.transactions import reading
-from gpuwarden.job import State
+from gpuwarden.db.transactions import reading, writing
+from gpuwarden.job import Move, State
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import SlotClaim
-from gpuwarden.queue.schema import JOBS
+from gpuwarden.queue.claims import delete_dead_flag
+from gpuwarden.queue.models import Beat, Renewal, SlotClaim, Synced
+from gpuwarden.queue.schema import DEAD_WORKERS, JOBS
+from gpuwarden.queue.sql import Prepared
 
 
 class Batches(QueueBase):
@@ -21,17 +36,73 @@ class Batches(QueueBase):
         """Which of these attempts own their jobs, as `Claims.owns`, and are these slots'. One statement."""
         if not claims:
             return set()
-        job_ids = sorted({claim.job_id for claim in claims})
         with reading(self._engine) as connection:
-            found = connection.execute(*_holders(connection, job_ids))
-            return {SlotClaim(*row) for row in found}.intersection(claims)
+            return set(_holders(connection, claims)).intersection(claims)
+
+    def sync(self, host: str, beats: Sequence[Beat], renewals: Sequence[Renewal], *, now: float) -> Synced:
+        """Do `Claims.heartbeat` and `Claims.renew` for slots of one host, in one transaction."""
+        with writing(self._engine) as connection:  # the workers' rows first, and each in order: no deadlock
+            over = _touch_all(connection, host, sorted(beats, key=lambda beat: beat.worker), now)
+            lost = _renew_all(connection, sorted(renewals, key=lambda renewal: renewal.claim), now)
+            return Synced(over=over, lost=lost)
 
 
-def _holders(connection: Connection, job_ids: list[int]) -> tuple[Select[Any], dict[str, Any]]:
+def _touch_all(connection: Connection, host: str, beats: list[Beat], now: float) -> list[Beat]:
+    """Refresh the workers' rows. Returns the heartbeats of incarnations that are over."""
+    over: list[Beat] = []
+    for completed_at in (None, now):
+        some = [beat for beat in beats if beat.completed is (completed_at is not None)]
+        its = {} if completed_at is None else {"completed_at": completed_at}
+        rows = [
+            sql.touch(host=host, worker=beat.worker, incarnation=beat.incarnation, queue=beat.queue, model=beat.model,
+                      loaded=beat.loaded, now=now, **its)
+            for beat in some
+        ]  # fmt: skip
+        if rows and connection.execute(rows[0][0], [row for _, row in rows]).rowcount < len(rows):
+            over += [beat for beat in some if not _touch_one(connection, host, beat, now)]
+    flagged = set(connection.scalars(*_flagged(host=host))) if beats else set()
+    for beat in beats:
+        if beat.worker in flagged:
+            connection.execute(*delete_dead_flag(host=host, worker=beat.worker, incarnation=beat.incarnation))
+    return over
+
+
+def _touch_one(connection: Connection, host: str, beat: Beat, now: float) -> bool:
+    return sql.touch_worker(
+        *(connection, host, beat.worker, beat.queue, beat.incarnation, now), model=beat.model, loaded=beat.loaded
+    )
+
+
+def _renew_all(connection: Connection, renewals: list[Renewal], now: float) -> list[SlotClaim]:
+    """Extend the leases. Returns the claims that are lost."""
+    rows = {
+        each.claim: {f"p_{name}": value for name, value in each.claim._asdict().items()}
+        | {"p_until": now + each.lease_s}
+        for each in renewals
+    }
+    if not rows or connection.execute(_RENEW, list(rows.values())).rowcount == len(rows):
+        return []
+    held = set(_holders(connection, rows))
+    again = [row for claim, row in rows.items() if claim in held]
+    if again:  # a job of a lost host runs again after this contact
+        connection.execute(_RETURN, again)
+        connection.execute(_RENEW, again)
+    return [claim for claim in rows if claim not in held]
+
+
+def _holders(connection: Connection, claims: Collection[SlotClaim]) -> list[SlotClaim]:
     """The valid claims of these jobs. The ids are one parameter, so that the statement is prepared once."""
+    job_ids = sorted({claim.job_id for claim in claims})
     if connection.dialect.name == "postgresql":
-        return _OF_ARRAY, {"job_ids": job_ids}
-    return _OF_JSON, {"job_ids": json.dumps(job_ids)}
+        found = connection.execute(_OF_ARRAY, {"job_ids": job_ids})
+    else:
+        found = connection.execute(_OF_JSON, {"job_ids": json.dumps(job_ids)})
+    return [SlotClaim(*row) for row in found]
+
+
+@Prepared
+def _flagged(**params: ColumnElement[Any]) -> Executable:
+    return select(DEAD_WORKERS.c.worker).where(DEAD_WORKERS.c.host == params["host"])
 
 
 _HELD: Final = select(JOBS.c.job_id, JOBS.c.attempt, JOBS.c.claimed_by, JOBS.c.host, JOBS.c.worker).where(
@@ -43,3 +114,13 @@ _OF_ARRAY: Final = _HELD.where(JOBS.c.job_id == any_(bindparam("job_ids", type_=
 _OF_JSON: Final = _HELD.where(
     JOBS.c.job_id.in_(select(func.json_each(bindparam("job_ids")).table_valued("value").c.value))
 )
+
+_ITS: Final[dict[str, BindParameter[Any]]] = {name: bindparam(f"p_{name}") for name in (*SlotClaim._fields, "until")}
+
+_SLOT: Final = and_(JOBS.c.host == _ITS["host"], JOBS.c.worker == _ITS["worker"])
+
+_CLAIM: Final = (_ITS["job_id"], _ITS["attempt"], _ITS["incarnation"])
+
+_RENEW: Final = update(JOBS).where(sql.is_held(*_CLAIM), _SLOT).values(lease_expires_at=_ITS["until"])
+
+_RETURN: Final = sql.transition(Move.RETURN, sql.is_claimed(*_CLAIM), _SLOT, lease_expires_at=_ITS["until"])

@@ -9,8 +9,20 @@ import pytest
 
 from gpuwarden.gateway import batching
 from gpuwarden.gateway.batching import Batching
-from gpuwarden.gateway.operations import Claim, Operation, Wait
-from gpuwarden.gateway.upstream import Answer
+from gpuwarden.gateway.operations import (
+    BeatOf,
+    Claim,
+    Complete,
+    Heartbeat,
+    Operation,
+    Owns,
+    Register,
+    Renew,
+    Sync,
+    Wait,
+    Watch,
+)
+from gpuwarden.gateway.upstream import Answer, failed
 
 
 def done(result: Any) -> Answer:
@@ -18,10 +30,17 @@ def done(result: Any) -> Answer:
 
 
 class Central:
-    """A central gateway that answers a wait by hand, and any other operation with `None`."""
+    """A central gateway. A test answers its waits, and sets what else it says."""
 
     def __init__(self) -> None:
         self.waits: list[asyncio.Future[bool]] = []
+        self.watches: list[tuple[Watch, asyncio.Future[list[list[int]]]]] = []
+        self.syncs: list[Sync] = []
+        self.singles: list[Operation] = []
+        self.over: list[list[str]] = []
+        self.lost: list[list[int]] = []
+        self.away = False
+        self.old = False
         self.most = 0
 
     @property
@@ -29,11 +48,27 @@ class Central:
         return [each for each in self.waits if not each.done()]
 
     async def carry_out(self, operation: Operation, **_: Any) -> Answer:
-        if not isinstance(operation, Wait):
-            return done(None)
-        self.waits.append(asyncio.get_running_loop().create_future())
-        self.most = max(self.most, len(self.open))
-        return done(await self.waits[-1])
+        if isinstance(operation, Wait):
+            self.waits.append(asyncio.get_running_loop().create_future())
+            self.most = max(self.most, len(self.open))
+            return done(await self.waits[-1])
+        if self.away:
+            return failed(503, "queue", "away")
+        if isinstance(operation, Sync | Watch) and self.old:
+            return failed(404, "unknown", "unknown operation")
+        if isinstance(operation, Watch):
+            for _watch, older in self.watches:
+                if not older.done():
+                    older.set_result([])
+            self.watches.append((operation, asyncio.get_running_loop().create_future()))
+            return done(await self.watches[-1][1])
+        if isinstance(operation, Sync):
+            self.syncs.append(operation)
+            return done({"over": self.over, "lost": self.lost})
+        self.singles.append(operation)
+        if isinstance(operation, Claim):
+            return done({"job_id": int(operation.worker[1:]), "attempt": 1, "model": None, "job_class": "gpu"})
+        return done(True)
 
     async def close(self) -> None:
         pass
@@ -56,6 +91,7 @@ def played(play: Callable[[Batching, Central], Awaitable[None]]) -> Central:
 
     async def run() -> None:
         host = Batching(central, "box1")
+        host.start()
         await play(host, central)
         await host.close()
 
@@ -127,3 +163,271 @@ def test_worker_that_claims_makes_room_for_the_next_wake() -> None:
         await until(lambda: sum(each.done() for each in workers) == 2, "the next is woken")
 
     played(play)
+
+
+class Worker:
+    """A worker of the host. It holds job N, if it is named `wN`."""
+
+    def __init__(self, host: Batching, number: int) -> None:
+        self._host = host
+        self.its = {"worker": f"w{number}", "incarnation": f"i{number}"}
+        self.claim = {**self.its, "job_id": number, "attempt": 1}
+
+    async def say(self, operation: Operation) -> Any:
+        """The result, or the status of a refusal."""
+        answer = await self._host.carry_out(operation, host="box1", request_id="")
+        return answer.content["result"] if answer.status == 200 else answer.status
+
+    async def start(self, lease_s: float = 600) -> None:
+        await self.say(Register(queue="gpu", **self.its))
+        await self.say(Claim(queue="gpu", lease_s=lease_s, **self.its))
+
+    async def renew(self, lease_s: float = 600) -> Any:
+        return await self.say(Renew(lease_s=lease_s, **self.claim))
+
+    async def beat(self, **more: Any) -> Any:
+        return await self.say(Heartbeat(queue="gpu", **self.its, **more))
+
+    async def owns(self) -> Any:
+        return await self.say(Owns(**self.claim))
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are sent soon."""
+    for name, value in {
+        "SPARE_S": 0,
+        "SYNC_S": 0.3,
+        "LEAST_S": 0.01,
+        "GATHER_S": 0.01,
+        "RETRY_S": 0.05,
+        "ANSWER_S": 0.3,
+    }.items():
+        monkeypatch.setattr(batching, name, value)
+
+
+@pytest.mark.usefixtures("soon")
+def test_heartbeats_and_renewals_of_a_host_are_one_message() -> None:
+    async def play(host: Batching, central: Central) -> None:
+        workers = [Worker(host, n) for n in range(8)]
+        for each in workers:
+            await each.start()
+        central.singles.clear()
+        for each in workers:
+            assert await each.renew() is True
+            assert await each.beat(model="m") is True
+            assert await each.owns() is True
+        await until(lambda: central.syncs, "it is sent")
+        await asyncio.sleep(0.5)  # no worker has said more
+
+    central = played(play)
+
+    assert central.singles == []
+    (sync,) = central.syncs
+    assert (
+        {each.worker for each in sync.beats} == {each.worker for each in sync.renewals} == {f"w{n}" for n in range(8)}
+    )
+
+
+@pytest.mark.usefixtures("soon")
+def test_lease_at_the_queue_is_longer_by_a_margin() -> None:
+    async def play(host: Batching, central: Central) -> None:
+        await Worker(host, 1).start(lease_s=600)
+        await Worker(host, 2).start(lease_s=10)
+        for each in (Worker(host, 1), Worker(host, 2)):
+            await each.renew(lease_s=600 if each.its["worker"] == "w1" else 10)
+        await until(lambda: central.syncs, "it is sent")
+
+    central = played(play)
+
+    assert [each.lease_s for each in central.singles if isinstance(each, Claim)] == [630, 15]
+    assert {each.worker: each.lease_s for each in central.syncs[0].renewals} == {"w1": 630, "w2": 15}
+
+
+@pytest.mark.usefixtures("soon")
+def test_renewal_counts_only_while_the_last_confirmed_one_is_younger_than_the_margin() -> None:
+    async def play(host: Batching, central: Central) -> None:
+        worker = Worker(host, 1)
+        await worker.start(lease_s=2)  # the margin is 1 s
+        central.away = True
+        accepted_s = began_s = time.monotonic()
+        while await worker.renew(lease_s=2) is True:
+            accepted_s = time.monotonic()
+            await asyncio.sleep(0.02)
+        assert accepted_s - began_s <= 1
+        assert await worker.renew(lease_s=2) == 503
+        central.away = False
+        assert await worker.renew(lease_s=2) is True
+
+    played(play)
+
+
+@pytest.mark.usefixtures("soon")
+def test_other_lease_counts_once_the_queue_has_it() -> None:
+    async def play(host: Batching, central: Central) -> None:
+        worker = Worker(host, 1)
+        await worker.start(lease_s=10)
+        central.away = True
+        assert await worker.renew(lease_s=600) == 503
+        central.away = False
+        assert await worker.renew(lease_s=600) is True
+        assert central.syncs[-1].renewals[0].lease_s == 630
+
+    played(play)
+
+
+@pytest.mark.usefixtures("soon")
+def test_worker_that_says_nothing_is_not_renewed() -> None:
+    async def play(host: Batching, central: Central) -> None:
+        silent, speaks = Worker(host, 1), Worker(host, 2)
+        await silent.start()
+        await speaks.start()
+        for _ in range(2):
+            sent = len(central.syncs)
+            await speaks.renew()
+            await until(lambda sent=sent: len(central.syncs) > sent, "it is sent")  # type: ignore[misc]
+
+    assert {each.worker for sync in played(play).syncs for each in sync.renewals} == {"w2"}
+
+
+@pytest.mark.usefixtures("soon")
+def test_completed_job_is_sent_once_with_the_newest_heartbeat() -> None:
+    async def play(host: Batching, central: Central) -> None:
+        worker = Worker(host, 1)
+        await worker.start()
+        central.away = True
+        await worker.beat(completed=True)
+        await worker.beat(model="next")
+        await asyncio.sleep(0.4)
+        central.away = False
+        await until(lambda: central.syncs, "it is sent")
+        await worker.beat(model="next")
+        await until(lambda: len(central.syncs) == 2, "the next one is sent")
+
+    sent = [each for sync in played(play).syncs for each in sync.beats]
+    assert [(each.completed, each.model) for each in sent] == [(True, "next"), (False, "next")]
+
+
+@pytest.mark.usefixtures("soon")
+def test_claim_and_incarnation_that_a_message_names_are_over() -> None:
+    async def play(host: Batching, central: Central) -> None:
+        lost, stays = Worker(host, 1), Worker(host, 2)
+        await lost.start()
+        await stays.start()
+        central.lost, central.over = [[1, 1]], [["w1", "i1"]]
+        for each in (lost, stays):
+            await each.renew()
+            await each.beat()
+        await until(lambda: central.syncs, "it is sent")
+        await asyncio.sleep(0.05)
+        assert [await lost.renew(), await lost.beat(), await lost.owns()] == [False] * 3
+        assert [await stays.renew(), await stays.beat(), await stays.owns()] == [True] * 3
+
+    played(play)
+
+
+@pytest.mark.usefixtures("soon")
+def test_lost_claim_is_known_at_once_and_new_claims_are_watched() -> None:
+    async def play(host: Batching, central: Central) -> None:
+        first, second = Worker(host, 1), Worker(host, 2)
+        await first.start()
+        await until(lambda: central.watches, "it is watched")
+        await second.start()
+        await until(lambda: len(central.watches[-1][0].claims) == 2, "the second too")
+        assert [await first.owns(), await second.owns()] == [True, True]
+        central.watches[-1][1].set_result([[1, 1]])
+        await asyncio.sleep(0.05)
+        assert [await first.owns(), await first.renew(), await second.owns()] == [False, False, True]
+        await until(lambda: [each.worker for each in central.watches[-1][0].claims] == ["w2"], "one is left")
+
+    played(play)
+
+
+@pytest.mark.usefixtures("soon")
+def test_claim_without_a_word_of_the_queue_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "SEEN_S", 0.2)
+
+    async def play(host: Batching, central: Central) -> None:
+        worker = Worker(host, 1)
+        await worker.start()
+        central.away = True
+        assert await worker.owns() is True
+        await asyncio.sleep(0.3)
+        assert await worker.owns() == 503
+
+    played(play)
+
+
+@pytest.mark.usefixtures("soon")
+def test_host_gateway_that_was_restarted_asks_for_each_claim_once() -> None:
+    async def play(host: Batching, central: Central) -> None:
+        worker = Worker(host, 1)
+        for _ in range(3):
+            assert [await worker.renew(), await worker.beat(), await worker.owns()] == [True] * 3
+        assert [type(each) for each in central.singles] == [Renew]
+
+    played(play)
+
+
+@pytest.mark.usefixtures("soon")
+def test_settled_claim_is_neither_renewed_nor_watched() -> None:
+    async def play(host: Batching, central: Central) -> None:
+        worker, other = Worker(host, 1), Worker(host, 2)
+        await worker.start()
+        await worker.renew()
+        await worker.say(Complete(**worker.claim))
+        await other.start()
+        await other.renew()
+        await until(lambda: central.syncs and central.watches, "both are sent")
+
+    central = played(play)
+
+    assert [each.worker for each in central.syncs[0].renewals] == ["w2"]
+    assert [each.worker for each in central.watches[-1][0].claims] == ["w2"]
+
+
+@pytest.mark.usefixtures("soon")
+def test_older_central_gateway_gets_each_operation_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    async def play(host: Batching, central: Central) -> None:
+        central.old = True
+        worker = Worker(host, 1)
+        await worker.start()
+        await until(lambda: host._single_until_s, "it is known")
+        central.singles.clear()
+        assert [await worker.renew(), await worker.beat(), await worker.owns()] == [True] * 3
+        assert [type(each) for each in central.singles] == [Renew, Heartbeat, Owns]
+
+    played(play)
+
+    assert "the central gateway is of an older version" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("soon")
+def test_many_slots_are_sent_in_parts_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "BODY_MAX_BYTES", 4000)
+
+    async def play(host: Batching, central: Central) -> None:
+        for number in range(40):
+            worker = Worker(host, number)
+            await worker.start()
+            await worker.renew()
+            await worker.beat()
+        await until(lambda: sum(len(each.renewals) for each in central.syncs) == 40, "all are sent")
+
+    central = played(play)
+
+    assert len(central.syncs) > 1
+    assert max(len(each.model_dump_json()) for each in central.syncs) < 4000
+
+
+@pytest.mark.usefixtures("soon")
+def test_what_is_due_is_sent_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "SYNC_S", 600)
+
+    async def play(host: Batching, _: Central) -> None:
+        worker = Worker(host, 1)
+        await worker.start()
+        await worker.beat(completed=True)
+
+    (sync,) = played(play).syncs
+    assert sync.beats == [BeatOf(worker="w1", queue="gpu", incarnation="i1", completed=True)]

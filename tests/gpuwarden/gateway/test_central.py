@@ -16,7 +16,7 @@ import pytest
 from gpuwarden.gateway.client import GatewayChanges, GatewayStore
 from gpuwarden.gateway.operations import OPERATIONS, OnJob
 from gpuwarden.gateway.wire import HOST, PREFIX, SOCKET_NAME
-from gpuwarden.job import State
+from gpuwarden.job import EXIT_DISOWNED, Condition, State
 from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.queue.hosts.tokens import Scope
 from tests.certificates import Authority, authority
@@ -129,6 +129,16 @@ def test_hosts_act_for_themselves_only(
     answers = [central.post(path, body, thief) for path, kind in OPERATIONS.items() if issubclass(kind, OnJob)]
     assert {status for status, _ in answers} == {200}
     assert not any(found["result"] for _, found in answers)
+    of_claim = {"worker": "w1", "job_id": job.job_id, "attempt": 1, "incarnation": "i1"}
+    sync = {
+        "beats": [{"worker": "w1", "queue": "gpu", "incarnation": "i1"}],
+        "renewals": [of_claim | {"lease_s": 9000}],
+    }
+    lost = [[job.job_id, 1]]
+    rows = [row for row in store.admin.workers(now=store.now()) if row.host == "box1"]
+    assert central.post("sync", sync, thief) == (200, {"result": {"over": [], "lost": lost}})
+    assert central.post("watch", {"claims": [of_claim], "timeout_s": 20}, thief) == (200, {"result": lost})
+    assert [row for row in store.admin.workers(now=store.now()) if row.host == "box1"] == rows
     assert store.job(job.job_id) == before
 
     assert here.claims.complete(job.job_id, **stolen, now=0.0, result=[1])
@@ -190,6 +200,109 @@ def test_jobs_wake_as_many_idle_workers_of_one_host(join: Callable[[str, str], G
         assert wait.wait(LATE_S)
 
     assert time.monotonic() - began_s < 15
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("sync", {"beats": [{"worker": "w1", "queue": "gpu", "incarnation": "i\0"}]}),
+        ("sync", {"beats": [{"worker": "w1", "queue": "gpu", "incarnation": "i"}] * 513}),
+        ("sync", {"renewals": [{"worker": "../w1", "job_id": 1, "attempt": 1, "incarnation": "i", "lease_s": 9}]}),
+        ("sync", {"renewals": [{"worker": "w1", "job_id": 1, "attempt": 1, "incarnation": "i", "lease_s": 1e9}]}),
+        ("watch", {"claims": [{"worker": "w1", "job_id": -1, "attempt": 1, "incarnation": "i"}], "timeout_s": 1}),
+        ("watch", {"claims": [], "timeout_s": 1e9}),
+        ("watch", {"claims": "all", "timeout_s": 1}),
+    ],
+)
+def test_bad_message_of_a_host_is_refused(central: Central, store: JobStore, path: str, body: Any) -> None:
+    token = store.host_tokens.enrol("box1", now=store.now())
+
+    assert central.post(path, body, token)[0] == 422
+    assert central.post(path, body, "wrong")[0] == 401
+    assert store.counts.snapshot(now=store.now()).workers == {}
+
+
+BODY = """
+import time
+from pathlib import Path
+
+def load(job, report):
+    def work():
+        while not Path(job.payload["out"]).exists():
+            report.step()
+            time.sleep(0.01)
+    return work
+"""
+
+
+@pytest.fixture
+def runs(
+    join: Callable[[str, str], GatewayStore], spawn: Spawn, tmp_path: Path, store: JobStore
+) -> Callable[..., tuple[subprocess.Popen[str], Job]]:
+    """Start a worker process on a host with a gateway, with a job that ends once the file `out` is there."""
+
+    def start(*more: str) -> tuple[subprocess.Popen[str], Job]:
+        (tmp_path / "bodies.py").write_text(BODY)
+        join("box1", "w1")
+        job_id = store.runs.submit(Submission(queue="gpu", payload={"out": str(tmp_path / "out")}), now=store.now())
+        its = ["--name", "w1", "--handler", "bodies:load", "--queue-db", "gateway", "--jobs-max", "1"]
+        arguments = ["-m", "gpuwarden", "worker", "run", *its, "--runtime-dir", str(tmp_path / "box1"), *more]
+        worker, log = (
+            spawn(*arguments, stderr=tmp_path / "worker.log", PYTHONPATH=str(tmp_path)),
+            tmp_path / "worker.log",
+        )
+        eventually(lambda: "job ready" in log.read_text(), "the job runs", log=log.read_text)
+        return worker, store.job(job_id)
+
+    return start
+
+
+@pytest.mark.slow
+def test_worker_ends_soon_after_its_job_is_lost(
+    runs: Callable[..., tuple[subprocess.Popen[str], Job]], store: JobStore
+) -> None:
+    """The next message of its host comes 10 s after its first renewal."""
+    worker, job = runs()
+    its: dict[str, Any] = {"attempt": 1, "incarnation": job.claimed_by, "condition": Condition.STALL}
+
+    assert store.fencing.fence(job.job_id, **its, now=store.now())
+    lost_s = time.monotonic()
+
+    assert worker.wait(LATE_S) == Condition.STALL.exit_code
+    assert time.monotonic() - lost_s < 6  # 2 s on an idle machine
+
+
+@pytest.mark.slow
+def test_central_gateway_away_for_less_than_a_lease_costs_nothing(
+    runs: Callable[..., tuple[subprocess.Popen[str], Job]], central: Central, store: JobStore, tmp_path: Path
+) -> None:
+    worker, job = runs("--lease-s", "60", "--heartbeat-s", "0.5")
+
+    central.process.kill()
+    central.process.wait()
+    (tmp_path / "out").write_text("")
+    eventually(lambda: "queue does not answer" in (tmp_path / "worker.log").read_text(), "the worker notices")
+    central.start()
+
+    assert worker.wait(LATE_S) == 0
+    ended = store.job(job.job_id)
+    assert (ended.state, ended.attempt) == (State.COMPLETED, 1)
+
+
+@pytest.mark.slow
+def test_cut_off_worker_stops_before_its_lease_ends_in_the_queue(
+    runs: Callable[..., tuple[subprocess.Popen[str], Job]], central: Central, store: JobStore, tmp_path: Path
+) -> None:
+    worker, job = runs("--lease-s", "9", "--heartbeat-s", "1")
+    eventually(lambda: (store.job(job.job_id).lease_expires_at or 0) > (job.lease_expires_at or 0), "it is renewed")
+
+    central.process.kill()
+    central.process.wait()
+    code = worker.wait(LATE_S)
+    stopped_at = store.now()
+
+    assert (code, "the lease could not be renewed" in (tmp_path / "worker.log").read_text()) == (EXIT_DISOWNED, True)
+    assert stopped_at < (store.job(job.job_id).lease_expires_at or 0)
 
 
 def test_address_without_encryption_is_refused(spawn: Spawn, host_dir: Path, tmp_path: Path) -> None:

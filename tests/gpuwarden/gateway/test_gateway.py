@@ -145,6 +145,17 @@ def test_repeated_request_gets_the_first_answer(rooms: Path, store: JobStore) ->
         ),
         pytest.param("register", {"worker": "../w1", "queue": "g", "incarnation": "i"}, 422, "invalid", id="a path"),
         pytest.param("heartbeat", {"worker": "w1", "queue": "g", "incarnation": "i"}, 403, "name", id="another slot"),
+        pytest.param(
+            "heartbeat",
+            {"worker": "w2", "queue": "g", "incarnation": "i", "model": "a\0"},
+            422,
+            "invalid",
+            id="NUL, which would fail the heartbeats of all slots",
+        ),
+        pytest.param(
+            "sync", {"beats": [{"worker": "w1", "queue": "g", "incarnation": "i"}]}, 404, "unknown", id="a host's"
+        ),
+        pytest.param("watch", {"claims": [], "timeout_s": 1}, 404, "unknown", id="a host's, too"),
         pytest.param("submit", {"worker": "w2"}, 404, "unknown", id="what a worker may not do"),
     ],
 )

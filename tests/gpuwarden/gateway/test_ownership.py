@@ -93,6 +93,29 @@ def test_nothing_is_read_once_no_worker_asks(monkeypatch: pytest.MonkeyPatch) ->
     played(play)
 
 
+def test_host_is_answered_once_one_of_its_claims_is_lost() -> None:
+    async def play(watched: Ownership, queue: Queue) -> None:
+        hosts = [asyncio.create_task(watched.lost(f"box{n}", CLAIMS[n : n + 10], 20)) for n in (0, 10, 20, 30, 40)]
+        await asyncio.sleep(0.3)
+        queue.owned.discard(CLAIMS[25])
+        assert await hosts[2] == [CLAIMS[25]]
+        assert not any(each.done() for each in hosts[:2] + hosts[3:])
+        newer = asyncio.create_task(watched.lost("box0", CLAIMS[:3], 0.1))
+        assert (await hosts[0], await newer) == ([], [])
+        for each in hosts:
+            each.cancel()
+
+    assert len(played(play).reads) <= 6
+
+
+def test_host_gets_no_answer_while_the_queue_cannot_be_read() -> None:
+    async def play(watched: Ownership, queue: Queue) -> None:
+        queue.away = True
+        assert await watched.lost("box1", CLAIMS, 0.3) is None
+
+    played(play)
+
+
 def test_another_slots_claim_is_not_owned() -> None:
     async def play(watched: Ownership, _: Queue) -> None:
         assert await watched.owns(CLAIMS[0]._replace(host="box2")) is False
