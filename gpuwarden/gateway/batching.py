@@ -28,6 +28,7 @@ from gpuwarden.gateway.operations import (
     OnJob,
     Operation,
     Owns,
+    QuarantineOf,
     Register,
     Renew,
     RenewalOf,
@@ -62,6 +63,9 @@ WATCHES_MAX: Final = 4
 
 ANSWER_S: Final = 2.0
 """How long a heartbeat or renewal waits for the queue where too little is known, seconds."""
+
+IDLE_CLAIM_S: Final = 150.0
+"""How long after a claim without a job, seconds, a claim without a wake is answered here."""
 
 SINGLE_S: Final = 60.0
 """How long a central gateway of an older version is sent single operations, seconds."""
@@ -100,6 +104,10 @@ class _Slot:
     """To be sent."""
     over: bool = False
     held: _Held | None = None
+    empty_s: float = -math.inf
+    """When the last claim without a job was sent; minus infinity after a wake."""
+    quarantine: Answer | None = None
+    """Since that claim."""
 
 
 class Batching:
@@ -139,6 +147,10 @@ class Batching:
                     return await self._beat(slot, operation)
                 if slot.held is not None and slot.held.claim == _claim_of(operation):
                     return await self._renew(slot.held, operation) if isinstance(operation, Renew) else _owns(slot.held)
+        if isinstance(operation, Claim | QuarantineOf):
+            known = self._known_idle(operation)
+            if known is not None:
+                return known
         return await self._pass_on(operation, request_id)
 
     async def close(self) -> None:
@@ -158,7 +170,21 @@ class Batching:
     async def _wait(self, operation: Wait) -> Answer:
         if operation.queue not in self._asking:
             self._asking[operation.queue] = asyncio.create_task(self._ask(operation))
-        return _done(await self._waiters.wait(operation.queue, operation.timeout_s))
+        is_woken = await self._waiters.wait(operation.queue, operation.timeout_s)
+        slot = self._slots.get(operation.worker)
+        if is_woken and slot is not None:
+            slot.empty_s = -math.inf
+        return _done(is_woken)
+
+    def _known_idle(self, operation: Claim | QuarantineOf) -> Answer | None:
+        """The answer for an idle worker that nothing has woken since its last claim; `None`: ask."""
+        slot = self._slots.get(operation.worker)
+        if slot is None or boottime_s() - slot.empty_s >= IDLE_CLAIM_S:
+            return None
+        if isinstance(operation, QuarantineOf):
+            return slot.quarantine
+        waits = operation.queue in self._asking and slot.incarnation == operation.incarnation
+        return _done(None) if waits and not slot.over else None
 
     async def _ask(self, operation: Wait) -> None:
         """Ask for jobs while workers of the queue wait."""
@@ -203,11 +229,22 @@ class Batching:
             held = self._hold(operation, ClaimOf(job_id=found["job_id"], attempt=found["attempt"], **its), sent_s)
             if held.beat is not None:  # of before the claim, which has written the model
                 held.beat = held.beat.model_copy(update={"model": found["model"] or found["job_class"]})
+        elif isinstance(operation, Claim | QuarantineOf) and answer.status == 200:
+            self._note_idle(operation, answer, sent_s)
         elif isinstance(operation, OnJob) and operation.settles and found is True:
             slot = self._slots.get(operation.worker)
             if slot is not None and slot.held is not None and slot.held.claim == _claim_of(operation):
                 slot.held = None
         return answer
+
+    def _note_idle(self, operation: Claim | QuarantineOf, answer: Answer, sent_s: float) -> None:
+        slot = self._slots.get(operation.worker)
+        if slot is None:
+            return
+        if isinstance(operation, QuarantineOf):
+            slot.quarantine = answer
+        elif slot.incarnation == operation.incarnation:
+            slot.empty_s, slot.quarantine = sent_s, None
 
     def _slot_of(self, worker: str, incarnation: str, seen_s: float) -> _Slot:
         slot = self._slots.get(worker)
@@ -307,7 +344,7 @@ class Batching:
                 held.due = False
         found = self._understood(await self._upstream.carry_out(sync, host=self._host, request_id=""), Sync)
         try:
-            over, lost = ({tuple(each) for each in found[name]} for name in ("over", "lost"))
+            over, lost, draining = ({tuple(each) for each in found[name]} for name in ("over", "lost", "draining"))
         except (TypeError, KeyError):
             for *_, held in some:
                 if held is not None:
@@ -317,6 +354,8 @@ class Batching:
             if beat is not None:
                 slot.over = (beat.worker, beat.incarnation) in over
                 slot.seen_s = slot.seen_s if slot.over else sent_s
+                if (beat.worker, beat.incarnation) in draining:
+                    slot.empty_s = -math.inf  # its next claim ends it
                 slot.beat = None if slot.beat is beat else slot.beat
             if held is not None:
                 held.lost = held.lost or (held.claim.job_id, held.claim.attempt) in lost

@@ -384,7 +384,7 @@ class HostOperation(Operation):
 
 
 class Sync(HostOperation):
-    """Heartbeats and renewals of a host. The answer has the incarnations that are over, and the lost claims."""
+    """Heartbeats and renewals of a host. The answer has incarnations that are over or draining, and lost claims."""
 
     path = "sync"
     beats: Annotated[list[BeatOf], Field(max_length=SLOTS_MAX)] = []
@@ -394,8 +394,10 @@ class Sync(HostOperation):
         beats = [Beat(**each.model_dump()) for each in self.beats]
         renewals = [Renewal(each.of(host), each.lease_s) for each in self.renewals]
         found = store.batches.sync(host, beats, renewals, now=store.now())
-        over = [[beat.worker, beat.incarnation] for beat in found.over]
-        return {"over": over, "lost": [[claim.job_id, claim.attempt] for claim in found.lost]}
+        names = {
+            name: [[beat.worker, beat.incarnation] for beat in getattr(found, name)] for name in ("over", "draining")
+        }
+        return {**names, "lost": [[claim.job_id, claim.attempt] for claim in found.lost]}
 
 
 class Watch(HostOperation):

@@ -260,10 +260,11 @@ class Renewal(NamedTuple):
 
 
 class Synced(NamedTuple):
-    """The heartbeats of incarnations that are over, and the claims that are lost."""
+    """The heartbeats of incarnations that are over or draining, and the claims that are lost."""
 
     over: list[Beat]
     lost: list[SlotClaim]
+    draining: list[Beat]
 
 
 def is_gpu(name: str) -> bool:

@@ -15,7 +15,9 @@ from sqlalchemy import (
     any_,
     bindparam,
     func,
+    null,
     select,
+    union_all,
     update,
 )
 
@@ -25,7 +27,7 @@ from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.claims import delete_dead_flag
 from gpuwarden.queue.models import Beat, Renewal, SlotClaim, Synced
-from gpuwarden.queue.schema import DEAD_WORKERS, JOBS
+from gpuwarden.queue.schema import DEAD_WORKERS, JOBS, WORKERS
 from gpuwarden.queue.sql import Prepared
 
 
@@ -42,13 +44,13 @@ class Batches(QueueBase):
     def sync(self, host: str, beats: Sequence[Beat], renewals: Sequence[Renewal], *, now: float) -> Synced:
         """Do `Claims.heartbeat` and `Claims.renew` for slots of one host, in one transaction."""
         with writing(self._engine) as connection:  # the workers' rows first, and each in order: no deadlock
-            over = _touch_all(connection, host, sorted(beats, key=lambda beat: beat.worker), now)
+            over, draining = _touch_all(connection, host, sorted(beats, key=lambda beat: beat.worker), now)
             lost = _renew_all(connection, sorted(renewals, key=lambda renewal: renewal.claim), now)
-            return Synced(over=over, lost=lost)
+            return Synced(over=over, lost=lost, draining=draining)
 
 
-def _touch_all(connection: Connection, host: str, beats: list[Beat], now: float) -> list[Beat]:
-    """Refresh the workers' rows. Returns the heartbeats of incarnations that are over."""
+def _touch_all(connection: Connection, host: str, beats: list[Beat], now: float) -> tuple[list[Beat], list[Beat]]:
+    """Refresh the workers' rows. Returns the heartbeats of incarnations that are over, and of draining ones."""
     over: list[Beat] = []
     for completed_at in (None, now):
         some = [beat for beat in beats if beat.completed is (completed_at is not None)]
@@ -60,11 +62,11 @@ def _touch_all(connection: Connection, host: str, beats: list[Beat], now: float)
         ]  # fmt: skip
         if rows and connection.execute(rows[0][0], [row for _, row in rows]).rowcount < len(rows):
             over += [beat for beat in some if not _touch_one(connection, host, beat, now)]
-    flagged = set(connection.scalars(*_flagged(host=host))) if beats else set()
+    marked = {tuple(row) for row in connection.execute(*_marked(host=host))} if beats else set()
     for beat in beats:
-        if beat.worker in flagged:
+        if (beat.worker, None) in marked:
             connection.execute(*delete_dead_flag(host=host, worker=beat.worker, incarnation=beat.incarnation))
-    return over
+    return over, [beat for beat in beats if (beat.worker, beat.incarnation) in marked]
 
 
 def _touch_one(connection: Connection, host: str, beat: Beat, now: float) -> bool:
@@ -101,8 +103,12 @@ def _holders(connection: Connection, claims: Collection[SlotClaim]) -> list[Slot
 
 
 @Prepared
-def _flagged(**params: ColumnElement[Any]) -> Executable:
-    return select(DEAD_WORKERS.c.worker).where(DEAD_WORKERS.c.host == params["host"])
+def _marked(**params: ColumnElement[Any]) -> Executable:
+    """The host's workers with a flag (A14), and the draining ones with their incarnations."""
+    flagged = select(DEAD_WORKERS.c.worker, null()).where(DEAD_WORKERS.c.host == params["host"])
+    is_draining = WORKERS.c.draining_incarnation == WORKERS.c.incarnation
+    draining = select(WORKERS.c.worker, WORKERS.c.incarnation).where(WORKERS.c.host == params["host"], is_draining)
+    return union_all(flagged, draining)
 
 
 _HELD: Final = select(JOBS.c.job_id, JOBS.c.attempt, JOBS.c.claimed_by, JOBS.c.host, JOBS.c.worker).where(

@@ -16,6 +16,7 @@ from gpuwarden.gateway.operations import (
     Heartbeat,
     Operation,
     Owns,
+    QuarantineOf,
     Register,
     Renew,
     Sync,
@@ -39,6 +40,8 @@ class Central:
         self.singles: list[Operation] = []
         self.over: list[list[str]] = []
         self.lost: list[list[int]] = []
+        self.draining: list[list[str]] = []
+        self.empty = False
         self.away = False
         self.old = False
         self.most = 0
@@ -64,8 +67,10 @@ class Central:
             return done(await self.watches[-1][1])
         if isinstance(operation, Sync):
             self.syncs.append(operation)
-            return done({"over": self.over, "lost": self.lost})
+            return done({"over": self.over, "lost": self.lost, "draining": self.draining})
         self.singles.append(operation)
+        if self.empty and isinstance(operation, Claim | QuarantineOf):
+            return done(None)
         if isinstance(operation, Claim):
             return done({"job_id": int(operation.worker[1:]), "attempt": 1, "model": None, "job_class": "gpu"})
         return done(True)
@@ -431,3 +436,35 @@ def test_what_is_due_is_sent_before_the_end(monkeypatch: pytest.MonkeyPatch) -> 
 
     (sync,) = played(play).syncs
     assert sync.beats == [BeatOf(worker="w1", queue="gpu", incarnation="i1", completed=True)]
+
+
+@pytest.mark.usefixtures("soon")
+def test_idle_worker_claims_at_the_queue_once_it_is_woken_or_drained() -> None:
+    async def play(host: Batching, central: Central) -> None:
+        central.empty = True
+        worker, waits = Worker(host, 1), wait(host, "w1")
+        await worker.start()
+
+        async def asked() -> list[type]:
+            central.singles.clear()
+            assert await worker.say(Claim(queue="gpu", lease_s=600, **worker.its)) is None
+            assert await worker.say(QuarantineOf(worker="w1")) is None
+            return [type(each) for each in central.singles]
+
+        assert await worker.say(QuarantineOf(worker="w1")) is None
+        assert await asked() == []
+        host._waiters.wake_one("gpu")
+        await waits
+        again = wait(host, "w1")
+        assert await asked() == [Claim, QuarantineOf]
+        assert await asked() == []
+        central.draining = [["w1", "i1"]]
+        await worker.beat()
+        await until(lambda: central.syncs, "it is sent")
+        await asyncio.sleep(0.05)
+        assert await asked() == [Claim, QuarantineOf]
+        again.cancel()
+        await worker.say(Register(queue="gpu", **worker.its))
+        assert await asked() == [Claim, QuarantineOf]
+
+    played(play)

@@ -136,7 +136,7 @@ def test_hosts_act_for_themselves_only(
     }
     lost = [[job.job_id, 1]]
     rows = [row for row in store.admin.workers(now=store.now()) if row.host == "box1"]
-    assert central.post("sync", sync, thief) == (200, {"result": {"over": [], "lost": lost}})
+    assert central.post("sync", sync, thief) == (200, {"result": {"over": [], "draining": [], "lost": lost}})
     assert central.post("watch", {"claims": [of_claim], "timeout_s": 20}, thief) == (200, {"result": lost})
     assert [row for row in store.admin.workers(now=store.now()) if row.host == "box1"] == rows
     assert store.job(job.job_id) == before

@@ -61,7 +61,7 @@ def test_sync_is_the_heartbeat_and_renewal_of_each_slot(store: JobStore) -> None
     beats = [beat("w3", model="m", loaded="l"), beat("w1", completed=True), beat("w2")]
     synced = store.batches.sync("box1", beats, [Renewal(slot_claim(job), 630)], now=NOW + 10)
 
-    assert synced == Synced([], [])
+    assert synced == Synced([], [], [])
     assert store.job(job.job_id).lease_expires_at == NOW + 640
     rows = {row.worker: row for row in store.admin.workers(now=NOW + 11)}
     assert {row.last_seen_at for row in rows.values()} == {NOW + 10}
@@ -83,7 +83,7 @@ def test_sync_names_what_is_over_and_lost_and_carries_out_the_rest(store: JobSto
     renewals = [Renewal(slot_claim(job), 600) for job in (gone, fenced, lost, runs)]
     synced = store.batches.sync("box1", beats, renewals, now=NOW + 10)
 
-    assert synced == Synced([beat("w3"), beat("w4")], [slot_claim(fenced), slot_claim(gone)])
+    assert synced == Synced([beat("w3"), beat("w4")], [slot_claim(fenced), slot_claim(gone)], [])
     assert [store.job(job.job_id).state for job in (runs, lost)] == [State.RUNNING] * 2
     assert {store.job(job.job_id).lease_expires_at for job in (runs, lost)} == {NOW + 610}
     assert store.job(fenced.job_id).state is State.FENCING
@@ -137,6 +137,16 @@ def test_sync_of_many_slots_takes_few_statements(store: JobStore) -> None:
     statements: list[str] = []
     event.listen(store._engine, "before_cursor_execute", lambda *its: statements.append(its[2]))
 
-    assert store.batches.sync("box1", [beat(name) for name in names], renewals, now=NOW) == Synced([], [])
+    assert store.batches.sync("box1", [beat(name) for name in names], renewals, now=NOW) == Synced([], [], [])
 
     assert [text.split()[0] for text in statements if text != "BEGIN"] == ["UPDATE", "SELECT", "UPDATE"]
+
+
+def test_sync_names_draining_workers(store: JobStore) -> None:
+    register(store, "w1", "w2", "w3")
+    store.admin.drain(host="box1", worker="w1")
+    store.admin.drain(host="box1", worker="w3")
+    store.claims.register("gpu", host="box1", worker="w3", incarnation="new", now=NOW)
+
+    beats = [beat("w1"), beat("w2"), beat("w3", incarnation="new")]
+    assert store.batches.sync("box1", beats, [], now=NOW + 1).draining == [beat("w1")]
