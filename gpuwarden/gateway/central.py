@@ -1,7 +1,9 @@
 """The central gateway: hosts with tokens, over HTTPS."""
 
+import asyncio
 import hashlib
 import time
+from dataclasses import dataclass
 from typing import Final
 
 from anyio import CapacityLimiter, to_thread
@@ -11,10 +13,11 @@ from gpuwarden.db.errors import DatabaseError
 from gpuwarden.gateway.app import HOST_BOUNDS, Caller, RefusedError
 from gpuwarden.gateway.wire import HOST
 from gpuwarden.queue import JobStore
+from gpuwarden.queue.hosts.tokens import SEEN_EVERY_S, id_of
 from gpuwarden.queue.hosts.tokens import Scope as HostScope
 
 TRUSTED_S: Final = 5.0
-"""How long a token counts as valid without a look into the database, seconds. A revoked one ends after this time."""
+"""Interval of reads of the valid tokens, seconds. A revoked one ends after this time."""
 
 THREADS: Final = 2
 """Most checks of tokens at once."""
@@ -26,8 +29,17 @@ TOKENS_MAX: Final = 20_000
 """Most tokens that are remembered."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """A token that was checked at this time."""
+
+    at_s: float
+    host: str
+    token_id: str
+
+
 class Hosts:
-    """Recognises hosts by their tokens. An invalid token costs one read of the database.
+    """Recognises hosts by their tokens. An unknown token costs one read of the database, and known ones a read for all.
 
     Args:
         store: the queue with the hashes of the tokens.
@@ -37,7 +49,11 @@ class Hosts:
         self._store = store
         self._limiter = CapacityLimiter(THREADS)
         self._checking = 0
-        self._known: dict[tuple[bytes, HostScope], tuple[float, str]] = {}
+        self._known: dict[tuple[bytes, HostScope], _Known] = {}
+        self._read_s = 0.0
+        self._reading: asyncio.Task[None] | None = None
+        self._used: set[str] = set()
+        self._seen_s = time.monotonic()
         self._callers: dict[str, Caller] = {}
 
     async def caller_of(self, request: Request) -> Caller:
@@ -59,19 +75,50 @@ class Hosts:
         if not token or not token.isascii():
             raise RefusedError(401, "token", "no token: send Authorization: Bearer TOKEN of `gpuwarden host enrol`")
         key, now_s = (hashlib.sha256(token.encode()).digest(), scope), time.monotonic()
-        known_s, host = self._known.get(key, (0.0, ""))
-        if not host or now_s - known_s >= TRUSTED_S:
-            if self._checking >= CHECKS_MAX:
-                raise RefusedError(503, "busy", "too many tokens are being checked: try again")
-            found = await self._verified(token, scope)
-            if found is None:
-                self._known.pop(key, None)
-                raise RefusedError(401, "token", f"the token is wrong, revoked, or not for the {scope}")
-            host = found
-            if len(self._known) >= TOKENS_MAX:
-                self._known.clear()
-            self._known[key] = now_s, host
-        return host
+        known = self._known.get(key)
+        if known is not None and now_s - max(known.at_s, self._read_s) >= TRUSTED_S:
+            self._reading = self._reading or asyncio.create_task(self._read())
+            await asyncio.shield(self._reading)
+            known = self._known.get(key)
+        if known is None:
+            known = await self._checked(key, token, now_s)
+        self._used.add(known.token_id)
+        return known.host
+
+    async def _checked(self, key: "tuple[bytes, HostScope]", token: str, now_s: float) -> "_Known":
+        """Check an unknown token."""
+        scope = key[1]
+        if self._checking >= CHECKS_MAX:
+            raise RefusedError(503, "busy", "too many tokens are being checked: try again")
+        host = await self._verified(token, scope)
+        if host is None:
+            raise RefusedError(401, "token", f"the token is wrong, revoked, or not for the {scope}")
+        if len(self._known) >= TOKENS_MAX:
+            self._known.clear()
+        self._known[key] = found = _Known(at_s=now_s, host=host, token_id=id_of(token))
+        return found
+
+    async def _read(self) -> None:
+        """Read which of the known tokens are still valid, for all of them."""
+        began_s = time.monotonic()
+        try:
+            token_ids = {known.token_id for known in self._known.values()}
+            valid = await to_thread.run_sync(self._valid, token_ids, limiter=self._limiter)
+        except DatabaseError as error:
+            raise RefusedError(503, "queue", str(error)) from None
+        finally:
+            self._reading = None
+        for key, known in list(self._known.items()):
+            if known.at_s < began_s and key[1] not in valid.get(known.token_id, ()):
+                del self._known[key]
+        self._read_s = began_s
+
+    def _valid(self, token_ids: set[str]) -> dict[str, frozenset[str]]:
+        tokens, now = self._store.host_tokens, self._store.now()
+        if time.monotonic() - self._seen_s >= SEEN_EVERY_S:
+            used, self._used, self._seen_s = self._used, set(), time.monotonic()
+            tokens.see(used, now)
+        return tokens.valid(token_ids, now)
 
     async def _verified(self, token: str, scope: HostScope) -> str | None:
         self._checking += 1

@@ -207,13 +207,16 @@ class Renew(OnJob):
 
 
 class Owns(OnJob):
-    """Whether the attempt still owns its job. The application answers it, for many at once."""
+    """Whether the attempt still owns its job. A gateway reads it for many at once."""
 
     path = "owns"
 
     def of(self, host: str) -> SlotClaim:
         """The claim, with its host."""
         return SlotClaim(self.job_id, self.attempt, self.incarnation, host, self.worker)
+
+    def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
+        return store.claims.owns(self.job_id, **self.claim)
 
 
 class Complete(OnJob):

@@ -19,9 +19,11 @@ from gpuwarden.queue import schema as queue_schema
 from gpuwarden.queue.claims import Claims
 from gpuwarden.queue.counts import Counts
 from gpuwarden.queue.fencing import Fencing
+from gpuwarden.queue.hosts.batches import Batches
 from gpuwarden.queue.hosts.lost_hosts import LostHosts
-from gpuwarden.queue.hosts.tokens import HostTokens, Scope
+from gpuwarden.queue.hosts.tokens import HostTokens, Scope, id_of
 from gpuwarden.queue.items.items import Items
+from gpuwarden.queue.models import Beat, Renewal, SlotClaim
 from gpuwarden.queue.outbox import Outbox
 from gpuwarden.queue.sweeps import Sweeps
 from remediator.executor import housekeeping
@@ -327,6 +329,9 @@ def pass_on(store: JobStore) -> None:
     store.claims.is_of(1, **claim, host=HOST, worker="w")
     store.claims.is_settled(1, attempt=1, reason=None, given_back=False, retried_after=None)
     store.counts.claimable("gpu", now=store.now(), at_most=10)
+    its = SlotClaim(1, 1, "i", HOST, "w")
+    store.batches.owned([its])
+    store.batches.sync(HOST, [Beat("w", "gpu", "i", completed=True)], [Renewal(its, 600)], now=store.now())
 
 
 # --- the tests
@@ -354,13 +359,14 @@ def test_each_reference_to_a_table_that_grows_has_an_index(tables: MetaData) -> 
 def test_no_statement_of_workers_or_sweeps_scans_what_grows(store: JobStore, ledger: Ledger) -> None:
     fill(store, ledger)
     token = store.host_tokens.enrol(HOST, now=OLD)
-    parts = (Claims, Fencing, HostTokens, Items, LostHosts, Sweeps, Outbox, Counts)
+    parts = (Batches, Claims, Fencing, HostTokens, Items, LostHosts, Sweeps, Outbox, Counts)
     with called(*parts) as names, recorded(store._engine, ledger._engine) as found:
         work(store)
         tend(store)
         scrape(store, ledger)
         pass_on(store)
         assert store.host_tokens.verify(token, Scope.QUEUE, store.now()) == HOST
+        store.host_tokens.see(store.host_tokens.valid([id_of(token)], store.now()), store.now())
 
     assert names == {f"{kind.__name__}.{name}" for kind in parts for name in public(kind)}
     assert_no_scans(found)

@@ -111,6 +111,21 @@ class HostTokens(QueueBase):
         with reading(self._engine) as connection:
             return list(readable(connection.execute(found), _to_token))
 
+    def valid(self, token_ids: Collection[str], now: float) -> dict[str, frozenset[str]]:
+        """The scopes of each of these tokens that is valid, by its id."""
+        is_valid = or_(HOST_TOKENS.c.revoked_at.is_(None), HOST_TOKENS.c.revoked_at > now)
+        its = HOST_TOKENS.c.token_id.in_(token_ids)
+        found = select(HOST_TOKENS.c.token_id, HOST_TOKENS.c.scopes).where(its, is_valid)
+        with reading(self._engine) as connection:
+            return {row.token_id: frozenset(row.scopes.split(",")) for row in connection.execute(found)}
+
+    def see(self, token_ids: Collection[str], now: float) -> None:
+        """Write the last use of tokens."""
+        rows = [_see(token_id=token_id, now=now) for token_id in sorted(token_ids)]
+        if rows:
+            with writing(self._engine) as connection:
+                connection.execute(rows[0][0], [row for _, row in rows])
+
     def verify(self, token: str, scope: Scope, now: float) -> str | None:
         """Return the host whose token this is; `None` if it is wrong, revoked or without the scope."""
         match = _TOKEN.fullmatch(token)
@@ -164,6 +179,12 @@ def _issue(connection: Connection, host: str, scopes: Collection[str], now: floa
     row = {"token_id": token_id, "token_hash": _hash(token), "host": host, "scopes": ",".join(sorted(scopes))}
     connection.execute(insert(HOST_TOKENS).values(**row, created_at=now))
     return token
+
+
+def id_of(token: str) -> str:
+    """The id in a valid token."""
+    match = _TOKEN.fullmatch(token)
+    return "" if match is None else match[1]
 
 
 @Prepared

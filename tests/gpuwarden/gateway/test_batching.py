@@ -443,6 +443,7 @@ def test_idle_worker_claims_at_the_queue_once_it_is_woken_or_drained() -> None:
     async def play(host: Batching, central: Central) -> None:
         central.empty = True
         worker, waits = Worker(host, 1), wait(host, "w1")
+        await until(lambda: central.open, "the host asks")
         await worker.start()
 
         async def asked() -> list[type]:
@@ -456,6 +457,7 @@ def test_idle_worker_claims_at_the_queue_once_it_is_woken_or_drained() -> None:
         host._waiters.wake_one("gpu")
         await waits
         again = wait(host, "w1")
+        await asyncio.sleep(0.05)
         assert await asked() == [Claim, QuarantineOf]
         assert await asked() == []
         central.draining = [["w1", "i1"]]
