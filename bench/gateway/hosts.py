@@ -34,8 +34,6 @@ class Seen:
     woken: int = 0
     claims_ms: list[float] = field(default_factory=list)
     """Durations of the claims that got a job."""
-    empty: int = 0
-    """Claims that got no job."""
     started_ms: list[float] = field(default_factory=list)
     """From the submission of a job to the answer of its claim."""
     completed: int = 0
@@ -143,7 +141,6 @@ class Worker:
         began_s = time.perf_counter()
         job = await self._ask(operations.Claim(**self._its, lease_s=LEASE_S))
         if job is None:
-            self._seen.empty += 1
             await self._ask(operations.QuarantineOf(worker=self._slot.worker))
             return False
         self._seen.claims_ms.append((time.perf_counter() - began_s) * 1000)
