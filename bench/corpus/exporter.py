@@ -55,6 +55,7 @@ class Containers:
         self._containers: dict[str, ContainerHistory] = {}
         self._workers: dict[tuple[str, str, int], ContainerHistory] = {}
         self._sampled_workers: dict[tuple[str, str, int], ContainerHistory] = {}
+        self._uses: dict[object, tuple[object, GpuAttribution]] = {}
 
     def sample(
         self,
@@ -93,7 +94,7 @@ class Containers:
         history = self._containers.get(container.incarnation)
         if history is None:
             history = self._containers[container.incarnation] = ContainerHistory(self._thresholds, ran_before=found)
-        use = history.attribute(container, pids, gpus)
+        use = self._attribute(container.incarnation, container, pids, gpus, history)
         members = self._members(container, inside, gpus, history, found=found)
         work = ContainerWork(processes={each.works_in: each.work for each in inside} | checks)
         if "work" in unread:
@@ -113,6 +114,22 @@ class Containers:
             lost=lost,
             frozen_s=now.boottime_s if container.paused else None,
         )
+
+    def _attribute(
+        self,
+        whose: object,
+        container: Container,
+        pids: frozenset[int],
+        gpus: GpuReadings | None,
+        history: ContainerHistory,
+    ) -> GpuAttribution:
+        """Attribute GPUs. The last answer is kept: most samples ask the same."""
+        asked = (container, pids, gpus, self._thresholds, history.gpus, history.seen_present)
+        before, use = self._uses.get(whose, (None, None))
+        if use is None or asked != before:
+            use = gpu_attribution.attribute_gpus(*asked)
+            self._uses[whose] = asked, use
+        return use
 
     def _members(
         self,
@@ -135,9 +152,7 @@ class Containers:
             own = self._sampled_workers[key] = self._workers.get(key) or ContainerHistory(
                 self._thresholds, ran_before=found
             )
-            use = gpu_attribution.attribute_gpus(
-                container, pids, gpus, self._thresholds, history.gpus, history.seen_present
-            )
+            use = self._attribute(key, container, pids, gpus, history)
             members.append(_Member(worker=name, history=own, pids=pids, use=use))
         return members
 
@@ -213,6 +228,7 @@ class Exporter:
         self._thresholds = thresholds = Thresholds()
         self.collector = SnapshotCollector(lambda: self.snapshot, host=host, thresholds=thresholds, now=now)
         self._succeeded_unix_s: dict[str, float] = {}
+        self._gpus: GpuReadings | None = None
         self._containers = Containers(thresholds, lives)
         self._servers = Servers(lives, answered)
         self._cpu: dict[int, CpuIdleTracker] = {}
@@ -223,6 +239,9 @@ class Exporter:
     def sample(self, second: int, now: Stamp) -> None:
         """Sample the host at this second."""
         losses, gpus = self._losses.observe(self._driver.readings(second), now_s=now.boottime_s)
+        if gpus == self._gpus:
+            gpus = self._gpus  # which has its tables already
+        self._gpus = gpus
         running = {each.incarnation: each for each in self._list_containers()}
         found = self._containers.sample(running, gpus, losses.named, second, now, found=self.snapshot is None)
         sightings, ended, dead_s, cpu_idle_s = [], {}, {}, {}
