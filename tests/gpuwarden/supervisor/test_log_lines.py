@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -11,12 +12,19 @@ from gpuwarden import logs
 from gpuwarden.supervisor.log_lines import LEVELS, Log
 
 
+@pytest.fixture
+def structlogs() -> Iterator[None]:
+    """Later tests have the log settings of before."""
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("structlogs")
 @pytest.mark.parametrize("level", LEVELS)
 def test_lines_are_those_of_structlog(level: str, capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(level=level)
-    structlogs = structlog.get_logger()
     written = []
-    for log in (Log(level), structlogs):
+    for log in (Log(level), structlog.get_logger()):
         log.info("worker ended", worker="w-0", reason="exit code 1\x7f")
         log.warning("worker ended; started again", worker="w-0", after_s=1.0)
         lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
