@@ -27,12 +27,12 @@ from gpuwarden.db.errors import NoAnswerError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import raise_file_limit
 from gpuwarden.format import Help, Parser
-from gpuwarden.gateway.app import SLOT_BOUNDS, Caller, Counted, create_app
+from gpuwarden.gateway.app import REPORT_S, SLOT_BOUNDS, Caller, Counted, create_app
 from gpuwarden.gateway.batching import Batching
 from gpuwarden.gateway.operations import HOST_OPERATIONS, OPERATIONS
 from gpuwarden.gateway.ownership import Ownership
 from gpuwarden.gateway.sockets import Sockets
-from gpuwarden.gateway.upstream import CentralUpstream, DatabaseUpstream, Upstream
+from gpuwarden.gateway.upstream import CentralUpstream, DatabaseUpstream, Seldom, Upstream
 from gpuwarden.gateway.waiting import Waiting
 from gpuwarden.gateway.wire import PREFIX
 from gpuwarden.http.check_request import CheckRequest
@@ -228,6 +228,7 @@ async def _keep(sockets: Sockets, app: ASGIApp, host: str) -> None:
     """Serve a socket in each folder, and follow new and removed folders."""
     servers: dict[str, SocketServer] = {}
     starting: set[asyncio.Task[None]] = set()
+    replaced = Seldom(REPORT_S)
 
     def created(folder: str) -> SocketServer:
         caller = Caller(name=folder, host=host, may_be=partial(sockets.may_be, folder), bounds=SLOT_BOUNDS)
@@ -240,14 +241,15 @@ async def _keep(sockets: Sockets, app: ASGIApp, host: str) -> None:
     def opened(folder: str, listener: socket.socket) -> None:
         if folder not in servers:  # a replaced socket keeps its bounds: its worker may have removed it
             servers[folder] = created(folder)
+            log.info("socket opened", folder=folder)
+        elif replaced.is_due():
+            log.warning("a socket was removed or replaced, and is made again", folder=folder)
         start = asyncio.create_task(servers[folder].start(listener))
         starting.add(start)
         start.add_done_callback(starting.discard)
-        log.info("socket opened", folder=folder)
 
     def closed(folder: str) -> None:
         servers[folder].close()
-        log.info("socket closed", folder=folder)
 
     logged = ""
     try:
@@ -256,6 +258,7 @@ async def _keep(sockets: Sockets, app: ASGIApp, host: str) -> None:
                 sockets.look(opened=opened, closed=closed)
                 for folder in servers.keys() - sockets.folders:
                     del servers[folder]
+                    log.info("socket closed", folder=folder)
                 logged = ""
             except OSError as error:
                 if logged != str(error):
