@@ -76,7 +76,8 @@ class Host:
     def start(self, after_s: float) -> None:
         """Begin after a time, which spreads the hosts over the interval of heartbeats."""
         for each in self._upstreams:
-            getattr(each, "start", lambda: None)()
+            if isinstance(each, Batching):
+                each.start()
         self._tasks = [asyncio.ensure_future(self._run(each, after_s)) for each in self._workers]
 
     async def stop(self) -> None:

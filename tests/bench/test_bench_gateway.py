@@ -21,7 +21,7 @@ def test_small_fleet_is_measured_with_and_without_gateways(tmp_path: Path, monke
     found = {each.what: each for each in measure(Place(name="disk", folder=tmp_path), loads)}
 
     for what in ("12 workers", "4 workers, direct access"):
-        assert found[f"{what} at rest: repeated requests"].median == 0
+        assert found[f"{what} at rest: repeated requests"].count == 1
         assert found[f"{what} at rest: transactions"].median > 0
         assert found[f"{what} at rest: CPU of PostgreSQL"].count == 1
         assert found[f"{what}: woken by one submission"].median in (1, 2)
