@@ -8,11 +8,19 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import structlog
 
 from gpuwarden.queue import JobStore
 from testbed.postgres import Postgres
 from tests.conftest import Cli
 from tests.templates import copied, empty_file
+
+
+@pytest.fixture
+def log_settings() -> Iterator[None]:
+    """Later tests have the log settings of before."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -12,14 +11,7 @@ from gpuwarden import logs
 from gpuwarden.supervisor.log_lines import LEVELS, Log
 
 
-@pytest.fixture
-def structlogs() -> Iterator[None]:
-    """Later tests have the log settings of before."""
-    yield
-    structlog.reset_defaults()
-
-
-@pytest.mark.usefixtures("structlogs")
+@pytest.mark.usefixtures("log_settings")
 @pytest.mark.parametrize("level", LEVELS)
 def test_lines_are_those_of_structlog(level: str, capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(level=level)

@@ -302,6 +302,7 @@ def test_job_that_exits_with_0_completes(store: JobStore, reporter: Reporter, co
     assert (store.job(job_id).state, store.job(job_id).result) == (State.COMPLETED, None)
 
 
+@pytest.mark.usefixtures("log_settings")
 def test_result_that_is_no_json_is_kept_in_part(
     store: JobStore, reporter: Reporter, capfd: pytest.CaptureFixture[str]
 ) -> None:
