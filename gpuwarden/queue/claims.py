@@ -1,27 +1,25 @@
 """The queue operations of a worker: register, claim a job, renew its lease, and return its result."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
     Executable,
-    Select,
+    Row,
     and_,
-    case,
     delete,
     exists,
     func,
     insert,
     literal,
-    literal_column,
     not_,
-    or_,
     select,
     update,
 )
 
+from gpuwarden.db.engine import is_shared
 from gpuwarden.db.errors import UnreadableRowError
 from gpuwarden.db.transactions import autocommit, reading, upsert, writing
 from gpuwarden.job import (
@@ -29,9 +27,7 @@ from gpuwarden.job import (
     AVOID_S,
     FRESH_S,
     LEASE_S,
-    RETRY_WAIT_MAX_S,
     Condition,
-    JobClass,
     JobId,
     Kind,
     Move,
@@ -40,12 +36,11 @@ from gpuwarden.job import (
 )
 from gpuwarden.queue import ranks, runs, sql
 from gpuwarden.queue.base import QueueBase
+from gpuwarden.queue.claiming import one_trip, parts
 from gpuwarden.queue.models import DrainedError, Job, ReplacedError, Result, Slot, check_result
 from gpuwarden.queue.rows import to_job
-from gpuwarden.queue.schema import DEAD_WORKERS, FATAL_ERRORS, JOBS, QUEUES, WORKER_GPUS, WORKERS
+from gpuwarden.queue.schema import DEAD_WORKERS, FATAL_ERRORS, JOBS, WORKER_GPUS, WORKERS
 from gpuwarden.queue.sql import Prepared
-
-_Params: TypeAlias = Mapping[str, ColumnElement[Any]]
 
 FATAL_JOBS_MAX: Final = 3
 """Different jobs with a fatal error until their worker is locked."""
@@ -105,16 +100,28 @@ class Claims(QueueBase):
             ReplacedError: this incarnation was replaced or retired.
             DrainedError: the worker is draining and has no job.
         """
-        slot = {"host": host, "worker": worker}
-        mine = {**slot, "incarnation": incarnation}
-        until = now + lease_s
-        question: dict[str, Any] = {**slot, "queue": queue, "now": now, "fresh_since": now - FRESH_S}
-        if loaded is not None:
-            question |= {"loaded": loaded, "overtaken_since": now - AFFINITY_S}
+        question = _question(queue, host, worker, incarnation, now, lease_s, loaded)
+        row = None
+        if is_shared(self._engine):
+            with autocommit(self._engine) as connection:
+                found = connection.execute(*one_trip.claim(**question)).one()
+            if found.job_id is not None:
+                row = found
+            elif found.next is None and not (found.over or found.drained or found.mine):
+                return None
+        if row is None:
+            row = self._claim_in_steps(question)
+        return None if row is None else self._begin(row, incarnation, now)
+
+    def _claim_in_steps(self, question: Mapping[str, Any]) -> Row[Any] | None:
+        host, worker, incarnation = question["host"], question["worker"], question["incarnation"]
+        seen = (host, worker, question["queue"], incarnation, question["now"])
+        mine = {"host": host, "worker": worker, "incarnation": incarnation, "until": question["until"]}
+        loaded = question.get("loaded")
         over = ReplacedError(f"incarnation {incarnation} of worker {host}/{worker} is over")
         # Read first: a claim that finds no job must not write: a write would wake the other idle workers.
         with reading(self._engine) as connection:
-            found = connection.execute(*_find_next(**question, incarnation=incarnation)).one()
+            found = connection.execute(*_find_next(**question)).one()
         if found.over:
             raise over
         if found.drained and not found.mine:
@@ -123,18 +130,20 @@ class Claims(QueueBase):
             return None
         with writing(self._engine) as connection:
             # Lock the worker's row first: it orders the claim and the next registration.
-            if not sql.touch_worker(connection, host, worker, queue, incarnation, now, loaded=loaded):
+            if not sql.touch_worker(connection, *seen, loaded=loaded):
                 raise over
             # Check again under the lock: an earlier claim of this worker may have been committed since the read.
-            row = connection.execute(*_extend_own_claim(**mine, until=until)).one_or_none()
+            row = connection.execute(*_extend_own_claim(**mine)).one_or_none()
             if row is None:
-                row = connection.execute(*_take(**question, incarnation=incarnation, until=until)).one_or_none()
-            elif sql.recover_lost(connection, row.job_id, row.attempt, incarnation, now):
-                row = connection.execute(*_extend_own_claim(**mine, until=until)).one()
-            if row is None:
-                return None
-            model = row.model or row.job_class
-            sql.touch_worker(connection, host, worker, queue, incarnation, now, model=model, loaded=loaded)
+                row = connection.execute(*_take(**question)).one_or_none()
+            elif sql.recover_lost(connection, row.job_id, row.attempt, incarnation, question["now"]):
+                row = connection.execute(*_extend_own_claim(**mine)).one()
+            if row is not None:
+                sql.touch_worker(connection, *seen, model=row.model or row.job_class, loaded=loaded)
+            return row
+
+    def _begin(self, row: Row[Any], incarnation: str, now: float) -> Job | None:
+        """The claimed job; `None` if it is unreadable, and so failed."""
         if row.gang is not None:  # in its own transaction: otherwise claims of two ranks of a gang deadlock
             with writing(self._engine) as connection:
                 ranks.begin(connection, row.gang)
@@ -212,25 +221,62 @@ class Claims(QueueBase):
             ResultError: the result is not JSON, or is too long.
         """
         check_result(result)
-        claim: dict[str, Any] = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
+        its = _its_end(job_id, attempt, incarnation, now, result, reason)
+        if is_shared(self._engine):
+            with autocommit(self._engine) as connection:
+                if connection.scalar(*one_trip.complete(**its)) is not None:
+                    return True
         with writing(self._engine) as connection:
-            run_id = runs.lock_run_of(connection, job_id)
-            gang = None if run_id is None else connection.scalar(*_gang_of(job_id=job_id))
-            done = (_complete if gang is None else _finish)(
-                **claim, now=now, result=result, **({} if reason is None else {"reason": reason})
-            )
-            if connection.execute(*done).rowcount != 1 and not (
-                sql.recover_lost(connection, job_id, attempt, incarnation, now)
-                and connection.execute(*done).rowcount == 1
-            ):
-                return False
-            if run_id is not None and gang is not None:
-                ranks.close(connection, run_id, gang, now)
-                return True
-            connection.execute(*sql.write_event(kind=Kind.COMPLETED, now=now, job_id=job_id))
-            if run_id is not None:
-                runs.queue_dependents(connection, run_id, job_id, now)
-            return True
+            return _complete_in_steps(connection, **its)
+
+    def complete_and_claim(
+        self,
+        job: Job,
+        *,
+        queue: str,
+        host: str,
+        worker: str,
+        incarnation: str,
+        now: float,
+        lease_s: float = LEASE_S,
+        loaded: str | None = None,
+        result: Result = None,
+        reason: str | None = None,
+    ) -> tuple[bool, Job | None]:
+        """Complete a job, refresh the worker's row and claim the next job, in one transaction.
+
+        Returns what `complete` returns, and the next job. Without one, `claim` gives the reason.
+
+        Raises:
+            ResultError: the result is not JSON, or is too long.
+        """
+        check_result(result)
+        its = _its_end(job.job_id, job.attempt, incarnation, now, result, reason)
+        question = _question(queue, host, worker, incarnation, now, lease_s, loaded)
+        found = None
+        if is_shared(self._engine) and job.run_id is None:
+            with autocommit(self._engine) as connection:
+                found = connection.execute(*one_trip.complete_and_claim(**its | question)).one()
+        if found is not None and found.done is not None:
+            row = found if found.job_id is not None else None
+        else:
+            with writing(self._engine) as connection:
+                # The worker's row first, as a claim does: no deadlock.
+                connection.execute(select(WORKERS.c.worker).where(_is_slot(host, worker)).with_for_update())
+                if not _complete_in_steps(connection, **its):
+                    return False, None
+                seen = connection.execute(*_find_next(**question)).one()
+                row = None
+                if not (seen.over or seen.drained or seen.mine or seen.next is None):
+                    row = connection.execute(*_take(**question)).one_or_none()
+                model = None if row is None else row.model or row.job_class
+                sql.touch_worker(
+                    *(connection, host, worker, queue, incarnation, now),
+                    model=model,
+                    loaded=loaded,
+                    completed_at=now,
+                )
+        return True, None if row is None else self._begin(row, incarnation, now)
 
     def fail_by_worker(
         self, job_id: int, *, attempt: int, incarnation: str, reason: str, now: float, traceback: str | None = None
@@ -348,6 +394,43 @@ class Claims(QueueBase):
         return None if found is None else Condition(found)
 
 
+def _question(
+    queue: str, host: str, worker: str, incarnation: str, now: float, lease_s: float, loaded: str | None
+) -> dict[str, Any]:
+    """Parameters of a claim."""
+    slot = {"queue": queue, "host": host, "worker": worker, "incarnation": incarnation}
+    times = {"now": now, "fresh_since": now - FRESH_S, "until": now + lease_s}
+    return slot | times | ({} if loaded is None else {"loaded": loaded, "overtaken_since": now - AFFINITY_S})
+
+
+def _its_end(
+    job_id: int, attempt: int, incarnation: str, now: float, result: Result, reason: str | None
+) -> dict[str, Any]:
+    """Parameters of a completion."""
+    claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
+    return claim | {"now": now, "result": result} | ({} if reason is None else {"reason": reason})
+
+
+def _complete_in_steps(
+    connection: Connection, *, job_id: int, attempt: int, incarnation: str, now: float, **left: Any
+) -> bool:
+    run_id = runs.lock_run_of(connection, job_id)
+    gang = None if run_id is None else connection.scalar(*_gang_of(job_id=job_id))
+    claim: dict[str, Any] = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
+    done = (_complete if gang is None else _finish)(**claim, now=now, **left)
+    if connection.execute(*done).rowcount != 1 and not (
+        sql.recover_lost(connection, job_id, attempt, incarnation, now) and connection.execute(*done).rowcount == 1
+    ):
+        return False
+    if run_id is not None and gang is not None:
+        ranks.close(connection, run_id, gang, now)
+        return True
+    connection.execute(*sql.write_event(kind=Kind.COMPLETED, now=now, job_id=job_id))
+    if run_id is not None:
+        runs.queue_dependents(connection, run_id, job_id, now)
+    return True
+
+
 def _is_slot(host: str, worker: str) -> ColumnElement[bool]:
     return and_(WORKERS.c.host == host, WORKERS.c.worker == worker)
 
@@ -381,37 +464,12 @@ def delete_dead_flag(**params: ColumnElement[Any]) -> Executable:
 
 @Prepared
 def _find_next(**params: ColumnElement[Any]) -> Executable:
-    host, worker, incarnation = params["host"], params["worker"], params["incarnation"]
-    over = sql.is_over(host, worker, incarnation).scalar_subquery()
-    slot = and_(WORKERS.c.host == host, WORKERS.c.worker == worker)
-    drained = exists().where(slot, WORKERS.c.draining_incarnation == incarnation)
-    mine = exists().where(sql.running_with(host, worker, incarnation))
-    following = _next(params, _may_claim(params))
-    return select(over.label("over"), drained.label("drained"), mine.label("mine"), following.label("next"))
+    return parts.look(params)
 
 
 @Prepared
 def _take(**params: ColumnElement[Any]) -> Executable:
-    claim = sql.transition(
-        Move.CLAIM,
-        JOBS.c.job_id == _next(params, _may_claim(params), lock=True),
-        attempt=JOBS.c.attempt + 1,
-        claimed_by=params["incarnation"],
-        host=params["host"],
-        worker=params["worker"],
-        claimed_at=params["now"],
-        lease_expires_at=params["until"],
-        budget_s=_budget_s(),
-        reason=None,
-    )
-    return claim.returning(JOBS)
-
-
-def _budget_s() -> ColumnElement[float]:
-    of_queue = select(QUEUES.c.budget_s).where(QUEUES.c.queue == JOBS.c.queue).correlate(JOBS).scalar_subquery()
-    by_class = {each: budget_s for each in JobClass if (budget_s := each.budget_s) is not None}
-    of_class = case(by_class, value=JOBS.c.job_class, else_=JOBS.c.budget_s)
-    return func.coalesce(JOBS.c.submitted_budget_s, of_queue, of_class)
+    return parts.take(params).returning(JOBS)
 
 
 @Prepared
@@ -422,7 +480,7 @@ def _extend_own_claim(**params: ColumnElement[Any]) -> Executable:
 
 @Prepared
 def _renew(**params: ColumnElement[Any]) -> Executable:
-    return update(JOBS).where(_is_held(params)).values(lease_expires_at=params["until"])
+    return update(JOBS).where(parts.is_held(params)).values(lease_expires_at=params["until"])
 
 
 @Prepared
@@ -433,70 +491,14 @@ def _owned_job(**params: ColumnElement[Any]) -> Executable:
 
 @Prepared
 def _complete(**params: ColumnElement[Any]) -> Executable:
-    return sql.transition(Move.COMPLETE, _is_held(params), ended_at=params["now"], **_left_by(params))
+    return sql.transition(Move.COMPLETE, parts.is_held(params), ended_at=params["now"], **parts.left_by(params))
 
 
 @Prepared
 def _finish(**params: ColumnElement[Any]) -> Executable:
-    return sql.transition(Move.FINISH, _is_held(params), **_left_by(params))
-
-
-def _left_by(params: _Params) -> dict[str, Any]:
-    return {name: params[name] for name in ("result", "reason") if name in params} | sql.UNCLAIMED
+    return sql.transition(Move.FINISH, parts.is_held(params), **parts.left_by(params))
 
 
 @Prepared
 def _gang_of(**params: ColumnElement[Any]) -> Executable:
     return select(JOBS.c.gang).where(JOBS.c.job_id == params["job_id"])
-
-
-def _is_held(params: _Params) -> ColumnElement[bool]:
-    return sql.is_held(params["job_id"], params["attempt"], params["incarnation"])
-
-
-def _next(params: _Params, *where: ColumnElement[bool], lock: bool = False) -> ColumnElement[Any]:
-    if "loaded" not in params:
-        first = _claimable(params, JOBS.alias("job"), *where)
-        return _job_id_of(first.with_for_update(skip_locked=True) if lock else first)
-    head = _claimable(params, JOBS.alias("head")).subquery("head_job")
-    job = JOBS.alias("alike")
-    same_model = _claimable(
-        params,
-        job,
-        *where,
-        job.c.model == params["loaded"],
-        job.c.priority == head.c.priority,
-        head.c.queued_at > params["overtaken_since"],
-    )
-    first = _claimable(params, JOBS.alias("job"), *where)
-    if lock:
-        same_model, first = (
-            same_model.with_for_update(skip_locked=True, of=job),
-            first.with_for_update(skip_locked=True),
-        )
-    return func.coalesce(_job_id_of(same_model), _job_id_of(first))
-
-
-def _job_id_of(jobs: Select[Any]) -> ColumnElement[Any]:
-    return jobs.with_only_columns(jobs.selected_columns.job_id).scalar_subquery()
-
-
-def _claimable(params: _Params, job: Any, *where: ColumnElement[bool]) -> Select[Any]:
-    elsewhere = sql.is_better_elsewhere(job, params["host"], params["worker"], params["now"], params["fresh_since"])
-    barred = sql.is_barred(job, params["host"], params["worker"])
-    # A clock that was set back holds no job for longer than a wait.
-    longest = params["now"] + literal_column(str(RETRY_WAIT_MAX_S))
-    free = not_(or_(elsewhere, barred))
-    due = or_(job.c.retry_at.is_(None), job.c.retry_at <= params["now"], job.c.retry_at > longest)
-    return (
-        select(job.c.job_id, job.c.priority, job.c.queued_at)
-        .where(job.c.queue == params["queue"], sql.from_sources(Move.CLAIM, job), due, free, *where)
-        .order_by(job.c.priority, job.c.job_id)
-        .limit(literal_column("1"))
-    )
-
-
-def _may_claim(params: _Params) -> ColumnElement[bool]:
-    host, worker = params["host"], params["worker"]
-    reasons = (sql.is_locked, sql.is_in_quarantine, sql.is_held_by_lost)
-    return not_(or_(*(applies(host, worker) for applies in reasons)))

@@ -154,14 +154,14 @@ def end_failed(
 @Prepared
 def write_event(**its: ColumnElement[Any]) -> Executable:
     """Insert the event of a job or run that has just ended."""
-    return insert(OUTBOX_EVENTS).from_select(EVENT, _event(its).where(JOBS.c.job_id == its["job_id"]))
+    return insert(OUTBOX_EVENTS).from_select(EVENT, event_of(its).where(JOBS.c.job_id == its["job_id"]))
 
 
 def write_cancelled(connection: Connection, job_ids: Sequence[int], now: float) -> None:
     """Insert the events of jobs that have just been cancelled, without times."""
     if job_ids:
         its: dict[str, ColumnElement[Any]] = {"kind": literal(Kind.CANCELLED), "now": literal(now)}
-        found = _event(its, timed=False).where(JOBS.c.job_id.in_(job_ids)).order_by(JOBS.c.job_id)
+        found = event_of(its, timed=False).where(JOBS.c.job_id.in_(job_ids)).order_by(JOBS.c.job_id)
         connection.execute(insert(OUTBOX_EVENTS).from_select(EVENT, found))
 
 
@@ -169,9 +169,10 @@ EVENT: Final = ("kind", "job_id", "attempt", "run_id", "queue", "job_class", "wa
 """The columns that are written with an event."""
 
 
-def _event(its: Mapping[str, ColumnElement[Any]], *, timed: bool = True) -> Select[Any]:
-    about = [JOBS.c[name] for name in ("job_id", "attempt", "run_id", "queue", "job_class")]
-    waited_s, ran_s = JOBS.c.claimed_at - JOBS.c.queued_at, its["now"] - JOBS.c.claimed_at
+def event_of(its: Mapping[str, ColumnElement[Any]], job: FromClause = JOBS, *, timed: bool = True) -> Select[Any]:
+    """The values of an event, without `timed` without durations."""
+    about = [job.c[name] for name in ("job_id", "attempt", "run_id", "queue", "job_class")]
+    waited_s, ran_s = job.c.claimed_at - job.c.queued_at, its["now"] - job.c.claimed_at
     times = [waited_s, ran_s] if timed else [null(), null()]
     return select(cast(its["kind"], String), *about, *times, cast(its["now"], Float))
 

@@ -276,6 +276,15 @@ def work(store: JobStore) -> None:
         else:
             store.claims.complete(job.job_id, **mine, now=now)
 
+    slot = {"queue": "turns", "host": HOST, "worker": "w1", "incarnation": "i w1"}
+    for loaded in (None, "gpu"):
+        for _ in range(2):
+            store.runs.submit(Submission(queue="turns", model="gpu"), now=now)
+        for _ in range(2):
+            job = store.claims.claim(**slot, now=now)
+            assert job is not None
+            assert store.claims.complete_and_claim(job, **slot, now=now, loaded=loaded)[0]
+
 
 def tend(store: JobStore) -> None:
     """What the executor and consumers of events do."""

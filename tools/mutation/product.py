@@ -11,6 +11,7 @@ import pytest
 
 from gpuwarden.db.errors import DatabaseError
 from gpuwarden.queue import claims, outbox, runs, sql, sweeps
+from gpuwarden.queue.claiming import one_trip
 from tests.gpuwarden.queue import test_queue_machine
 from tests.races import databases, test_notifications, test_races
 from tests.races.judge import BrokenError
@@ -72,7 +73,7 @@ def _plant(plant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         for name in (*test_races.LOGGERS, "webhook.app", "webhook.intake", "webhook.reconcile"):
             patch.setattr(f"remediator.{name}.log", test_races.Silent())
-        for module in (claims, outbox, runs, sql, sweeps):  # cached statements have no bug
+        for module in (claims, one_trip, outbox, runs, sql, sweeps):  # cached statements have no bug
             for kept in vars(module).values():
                 if isinstance(kept, sql.Prepared):
                     patch.setattr(kept, "statements", {})

@@ -11,6 +11,7 @@ from gpuwarden.db.transactions import upsert, writing
 from gpuwarden.job import FINAL, JobId, Kind, Move, State
 from gpuwarden.queue import Event, claims, runs, sql
 from gpuwarden.queue.admin import Admin
+from gpuwarden.queue.claiming import parts
 from gpuwarden.queue.fencing import Fencing
 from gpuwarden.queue.hosts.lost_hosts import LostHosts
 from gpuwarden.queue.outbox import Outbox
@@ -72,12 +73,12 @@ def end_run_with_blocked_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ignore_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim the oldest job without regard to priority."""
-    claimable = claims._claimable
+    claimable = parts.claimable
 
     def by_age(its: Any, job: Any, *where: Any) -> Any:
         return claimable(its, job, *where).order_by(None).order_by(job.c.job_id)
 
-    monkeypatch.setattr(claims, "_claimable", by_age)
+    monkeypatch.setattr(parts, "claimable", by_age)
 
 
 def always_prefer_loaded_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +88,7 @@ def always_prefer_loaded_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keep_budget_of_submission(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the queue's budget at the submission."""
-    monkeypatch.setattr(claims, "_budget_s", lambda: JOBS.c.budget_s)
+    monkeypatch.setattr(parts, "budget_s", lambda: JOBS.c.budget_s)
 
 
 def ignore_lock(monkeypatch: pytest.MonkeyPatch) -> None:

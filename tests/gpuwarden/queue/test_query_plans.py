@@ -1,5 +1,6 @@
 """Plans of the statements of every job."""
 
+from operator import attrgetter
 from typing import Any
 
 import psycopg
@@ -21,14 +22,20 @@ def scans(plan: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 @pytest.mark.needs_postgres
-@pytest.mark.parametrize("statement", ["_find_next", "_take", "_complete"])
+@pytest.mark.parametrize(
+    "statement",
+    ["_find_next", "_take", "_complete", "one_trip.claim", "one_trip.complete", "one_trip.complete_and_claim"],
+)
 def test_common_statements_use_an_index(shared_store: JobStore, postgres_url: str, statement: str) -> None:
     for _ in range(3):
         submit(shared_store)
-    shared_store.claims.complete(claim(shared_store).job_id, attempt=1, incarnation="i1", now=NOW)
+    job = claim(shared_store)
+    shared_store.claims.complete(job.job_id, attempt=1, incarnation="i1", now=NOW)
+    slot: dict[str, Any] = {"queue": "gpu", "host": "box1", "worker": "w1", "incarnation": "i1"}
+    assert shared_store.claims.complete_and_claim(job, **slot, now=NOW) == (False, None)
     shared_store.claims.release(claim(shared_store).job_id, attempt=1, incarnation="i1", now=NOW)
     text, parameters = for_postgresql(
-        next(kept for names, kept in getattr(claims, statement).statements.items() if "loaded" not in names),
+        next(kept for names, kept in attrgetter(statement)(claims).statements.items() if "loaded" not in names),
         queue="gpu",
         host="box1",
         worker="w1",
@@ -57,7 +64,7 @@ def test_common_statements_use_an_index(shared_store: JobStore, postgres_url: st
     looks = {index for table, index in scans(found[0]["Plan"]) if table == "jobs"}
     assert looks
     assert "none" not in looks
-    assert statement != "_complete" or looks == {"jobs_pkey"}
+    assert statement not in ("_complete", "one_trip.complete") or looks == {"jobs_pkey"}
 
 
 def for_postgresql(statement: Any, **values: object) -> tuple[str, list[object]]:

@@ -5,7 +5,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -254,7 +254,9 @@ class QueueMachine(RuleBasedStateMachine):
     def claims_as(self, incarnation: str, place: Place, queue: str, loaded: str | None) -> None:
         how: dict[str, Any] = {**slot(place), "incarnation": incarnation, "now": self.now, "loaded": loaded}
         expected = answer(lambda: self.model.claims.claim(queue, **how))
-        found = answer(lambda: self.store.claims.claim(queue, **how))
+        self.claimed(answer(lambda: self.store.claims.claim(queue, **how)), expected, incarnation, place)
+
+    def claimed(self, found: Any, expected: Any, incarnation: str, place: Place) -> None:
         job = found if isinstance(found, Job) else None
         assert (found if job is None else (job.job_id, job.attempt)) == expected
         if job is None:
@@ -283,7 +285,22 @@ class QueueMachine(RuleBasedStateMachine):
     def end(self, pick: int, act: str, result: Any) -> None:
         self.ends(self.a_claim(pick, State.HOST_LOST, State.RUNNING), act, result)
 
+    def goes_on(self, claim: Claim, result: Any) -> None:
+        """A worker completes its job with its row and the next claim."""
+        how: dict[str, Any] = {"queue": "gpu", **slot(claim.place), "incarnation": claim.incarnation, "now": self.now}
+        done = self.model.claims.complete(claim.job_id, **claim.its, now=self.now, result=result)
+        expected = None
+        if done and self.model.claims.heartbeat(model=None, **how):
+            expected = answer(lambda: self.model.claims.claim(**how, loaded="m1"))
+        job = replace(self.store.job(claim.job_id), attempt=claim.attempt)
+        accepted, found = self.store.claims.complete_and_claim(job, **how, loaded="m1", result=result)
+        assert accepted is done
+        self.claimed(found, expected if isinstance(expected, tuple) else None, claim.incarnation, claim.place)
+
     def ends(self, claim: Claim, act: str, result: Any = None) -> None:
+        if act == "complete" and result == {"n": 1}:
+            self.goes_on(claim, result)
+            return
         more: dict[str, dict[str, Any]] = {
             "complete": {"result": result},
             "fail_by_worker": {"reason": "boom"},
