@@ -77,7 +77,7 @@ def _wake(driver: Any, channels: Iterable[str]) -> None:
     """A broken connection loses only the notification."""
     with suppress(driver.Error):
         for channel in channels:
-            driver.execute("SELECT pg_notify(%s, '')", (channel,))
+            driver.execute("SELECT pg_notify($1, '')", (channel,))
 
 
 class _SqliteChanges:

@@ -201,10 +201,16 @@ def _begin(connection: Connection) -> None:
 
 def _postgresql(url: URL, pool: Mapping[str, int]) -> Engine:
     try:
-        named = url.set(drivername="postgresql+psycopg")
-        engine = create_engine(named, connect_args=_connect_args(url.query), **pool)
+        from psycopg import RawCursor  # noqa: PLC0415 - an extra
     except ImportError:
         raise DatabaseError("PostgreSQL needs its driver: in a checkout, pip install '.[postgresql]'") from None
+    # PostgreSQL's own parameters ($1): the driver would parse long statements again at each call.
+    engine = create_engine(
+        url.set(drivername="postgresql+psycopg"),
+        paramstyle="numeric_dollar",
+        connect_args=_connect_args(url.query) | {"cursor_factory": RawCursor},
+        **pool,
+    )
     event.listen(engine, "checkin", _note_use)
     event.listen(engine, "checkout", _check_if_idle)
     return engine

@@ -89,7 +89,7 @@ class _AdvisoryLock:
         with translated(engine), ExitStack() as undo:
             self._connection: Any = own_connection(engine)
             undo.callback(self.close)
-            row = self._connection.execute("SELECT pg_try_advisory_lock(%s)", (lock_number(what),)).fetchone()
+            row = self._connection.execute("SELECT pg_try_advisory_lock($1)", (lock_number(what),)).fetchone()
             if not row[0]:
                 raise LockHeldElsewhereError(f"{self._holder()} holds the lock for {what}")
             undo.pop_all()
@@ -110,7 +110,7 @@ class _AdvisoryLock:
         # pg_locks shows the two halves of the number, and objsubid 1.
         row = self._connection.execute(
             "SELECT a.pid, a.client_addr, a.application_name FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
-            " WHERE l.locktype = 'advisory' AND l.granted AND l.classid = %s AND l.objid = %s AND l.objsubid = 1"
+            " WHERE l.locktype = 'advisory' AND l.granted AND l.classid = $1 AND l.objid = $2 AND l.objsubid = 1"
             " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())",
             ((number >> 32) & 0xFFFFFFFF, number & 0xFFFFFFFF),
         ).fetchone()
