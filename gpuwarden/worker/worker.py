@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 
@@ -108,6 +108,9 @@ class Worker:
         self._body = body
         self._quarantine: str | None = None
         self._fast = FastFailures()
+        self._row_due_s = 0.0
+        self._claimed: Job | None = None
+        """The next job, claimed with the last result."""
         self._commands = body if isinstance(body, Commands) else None
         self._lease = Lease(
             settings, store=store, reporter=reporter, loaded=self._loaded, commands=self._commands
@@ -137,9 +140,9 @@ class Worker:
         changes = self._answer(self._store.changes)
         try:
             while settings.jobs_max is None or done < settings.jobs_max:
-                job = self._next(changes)
-                self._run_one(job)
+                job, self._claimed = self._claimed or self._next(changes), None
                 done += 1
+                self._run_one(job, is_last=done == settings.jobs_max)
         finally:
             changes.close()
 
@@ -157,16 +160,16 @@ class Worker:
         )
 
     def _next(self, changes: "Changes") -> Job:
-        next_claim_s = next_row_s = 0.0
+        next_claim_s = 0.0
         changed = False
         while True:
             self._stop.check()
             now_s = time.monotonic()
             self._reporter.loop_seen()
             try:
-                if now_s >= next_row_s:
+                if now_s >= self._row_due_s:
                     self._check_in()
-                    next_row_s = now_s + self._settings.heartbeat_s
+                    self._row_due_s = now_s + self._settings.heartbeat_s
                 if changed or now_s >= next_claim_s:
                     next_claim_s = now_s + self._store.idle_claim_s
                     job = self._claim()
@@ -214,7 +217,7 @@ class Worker:
                 reason=found.reason,
             )
 
-    def _run_one(self, job: Job) -> None:
+    def _run_one(self, job: Job, *, is_last: bool) -> None:
         bound = log.bind(worker=self._settings.name, job_id=job.job_id, attempt=job.attempt)
         bound.info("job claimed", job_class=job.job_class, model=job.model)
         self._start_job(job)
@@ -238,13 +241,14 @@ class Worker:
             raise
         finally:
             over.set()  # before the result: the lease thread must not see a settled job
-        if not self._settle(job, outcome, bound):
+        keeper.join(timeout=ANSWER_S)  # a late heartbeat would put the model back into the row
+        if not self._settle(job, outcome, bound, is_last=is_last):
             lease.stop_at_once(bound, DISOWNED, self._lease.exit_code())
         if self._commands is not None:
             self._commands.settled()
-        keeper.join(timeout=ANSWER_S)  # a late heartbeat would put the model back into the row
         self._reporter.end_job()
-        self._lease.see(model=None, completed=outcome.failed is None and not outcome.again)
+        if self._claimed is None:
+            self._lease.see(model=None, completed=outcome.failed is None and not outcome.again)
         if outcome.fatal:
             raise FatalError(f"this process cannot go on: {outcome.failed}")
 
@@ -343,7 +347,9 @@ class Worker:
             log.warning("other workers unknown", worker=self._settings.name, reason=str(unknown))
             return False
 
-    def _settle(self, job: Job, outcome: "_Outcome", bound: structlog.typing.FilteringBoundLogger) -> bool:
+    def _settle(
+        self, job: Job, outcome: "_Outcome", bound: structlog.typing.FilteringBoundLogger, *, is_last: bool
+    ) -> bool:
         """Write the result, with retries for up to a lease; False if the job was lost."""
         attempt, incarnation = job.attempt, self._reporter.incarnation
         give_up_s = time.monotonic() + self._settings.lease_s
@@ -355,14 +361,7 @@ class Worker:
                         job.job_id, attempt=attempt, incarnation=incarnation, now=self._store.now()
                     )
                 elif reason is None:
-                    accepted = self._store.claims.complete(
-                        job.job_id,
-                        attempt=attempt,
-                        incarnation=incarnation,
-                        now=self._store.now(),
-                        result=outcome.result,
-                        reason=None if outcome.lost is None else f"result kept in part: {outcome.lost}",
-                    )
+                    accepted = self._complete(job, outcome, is_last=is_last)
                 elif outcome.fatal:
                     accepted = self._store.claims.give_back(
                         job.job_id,
@@ -394,6 +393,26 @@ class Worker:
                 continue
             bound.info(outcome.done, accepted=accepted)
             return accepted
+
+    def _complete(self, job: Job, outcome: "_Outcome", *, is_last: bool) -> bool:
+        """Complete the job, and claim the next one with it, except when the worker's row is due for a heartbeat."""
+        reason = None if outcome.lost is None else f"result kept in part: {outcome.lost}"
+        its: dict[str, Any] = {"incarnation": self._reporter.incarnation, "result": outcome.result, "reason": reason}
+        stops = is_last or self._stop.requested or time.monotonic() >= self._row_due_s
+        if stops or isinstance(self._store, GatewayStore):
+            return self._store.claims.complete(job.job_id, attempt=job.attempt, now=self._store.now(), **its)
+        self._lease.claiming()
+        accepted, self._claimed = self._store.claims.complete_and_claim(
+            job,
+            queue=self._settings.queue,
+            host=self._settings.host,
+            worker=self._settings.name,
+            now=self._store.now(),
+            lease_s=self._settings.lease_s,
+            loaded=self._loaded(),
+            **its,
+        )
+        return accepted
 
     def _is_settled(self, job: Job, outcome: "_Outcome") -> bool:
         """Whether the queue already has this result, from a commit whose answer was lost."""

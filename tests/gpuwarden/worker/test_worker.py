@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -13,12 +14,14 @@ import pytest
 
 from gpuwarden import logs, state_file
 from gpuwarden.db.errors import DatabaseError, NoAnswerError
+from gpuwarden.errors import WorkerStopping
 from gpuwarden.format import TRACE_MAX_BYTES
 from gpuwarden.job import JobId, State
 from gpuwarden.queue import Job, JobStore, ReplacedError, Submission
 from gpuwarden.reporter import Reporter
 from gpuwarden.worker import worker as worker_module
 from gpuwarden.worker.main import BodyError, find_body, gpus_named
+from gpuwarden.worker.worker import Stop
 from tests.gpuwarden.worker.builders import nothing_to_do, run_worker, submit
 
 
@@ -323,3 +326,66 @@ def test_handler_whose_import_exits_is_refused(tmp_path: Path, monkeypatch: pyte
 
     with pytest.raises(BodyError, match="cannot import 'exiting_handler': SystemExit: 0, in "):
         find_body("exiting_handler:load")
+
+
+def test_worker_claims_its_next_job_with_its_last_result(
+    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [submit(store) for _ in range(3)]
+    calls = noted(store, monkeypatch)
+
+    run_worker(store, reporter, nothing_to_do, jobs_max=3, heartbeat_s=60)
+
+    assert [store.job(each).state for each in jobs] == [State.COMPLETED] * 3
+    assert calls == ["heartbeat", "claim", "complete_and_claim", "complete_and_claim", "complete", "heartbeat"]
+
+
+def test_worker_with_a_due_heartbeat_completes_its_job_alone(
+    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(store)
+    submit(store)
+    calls = noted(store, monkeypatch)
+
+    run_worker(store, reporter, nothing_to_do, jobs_max=2, heartbeat_s=0)
+
+    assert calls == ["heartbeat", "claim", "complete", "heartbeat"] * 2
+
+
+def noted(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the next calls of a worker's main thread."""
+    found: list[str] = []
+
+    def passing(name: str) -> Callable[..., Any]:
+        its = getattr(store.claims, name)
+
+        def call(*args: Any, **how: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                found.append(name)
+            return its(*args, **how)
+
+        return call
+
+    for name in ("heartbeat", "claim", "complete", "complete_and_claim"):
+        monkeypatch.setattr(store.claims, name, passing(name))
+    return found
+
+
+def test_stop_after_a_claim_with_a_result_gives_the_job_back(
+    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = submit(store), submit(store)
+    stop, complete_and_claim = Stop(), store.claims.complete_and_claim
+
+    def interrupted(*args: Any, **how: Any) -> Any:
+        stop.requested = True
+        return complete_and_claim(*args, **how)
+
+    monkeypatch.setattr(store.claims, "complete_and_claim", interrupted)
+
+    with pytest.raises(WorkerStopping):
+        run_worker(store, reporter, nothing_to_do, stop=stop, jobs_max=2, heartbeat_s=60)
+
+    assert store.job(first).state is State.COMPLETED
+    again = store.job(second)
+    assert (again.state, again.attempt, again.reason) == (State.QUEUED, 1, "released by its worker")
