@@ -227,9 +227,16 @@ class Complete(OnJob):
     result: Any = None
     reason: Reason | None = None
 
+    def run(self, store: "JobStore", host: str) -> Any:  # noqa: D102
+        # One statement checks the slot too. A refusal needs its reason.
+        return self._complete(store, of=(host, self.worker)) or super().run(store, host)
+
     def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
+        return self._complete(store)
+
+    def _complete(self, store: "JobStore", **how: Any) -> bool:
         left = {"result": self.result, "reason": self.reason}
-        return store.claims.complete(self.job_id, **self.claim, now=store.now(), **left)
+        return store.claims.complete(self.job_id, **self.claim, now=store.now(), **left, **how)
 
 
 class Fail(OnJob):

@@ -211,11 +211,12 @@ class Claims(QueueBase):
         now: float,
         result: Result = None,
         reason: str | None = None,
+        of: tuple[str, str] | None = None,
     ) -> bool:
         """Complete the job; False, with nothing written, if this attempt no longer owns the job.
 
         The jobs of a gang complete together, when the last rank finishes. `result` is stored with the job, as is
-        `reason`, a warning about it.
+        `reason`, a warning about it. `of` is the host and the worker that must have claimed the attempt.
 
         Raises:
             ResultError: the result is not JSON, or is too long.
@@ -223,9 +224,14 @@ class Claims(QueueBase):
         check_result(result)
         its = _its_end(job_id, attempt, incarnation, now, result, reason)
         if is_shared(self._engine):
+            slot = {} if of is None else {"host": of[0], "worker": of[1]}
             with autocommit(self._engine) as connection:
-                if connection.scalar(*one_trip.complete(**its)) is not None:
+                if connection.scalar(*one_trip.complete(**its, **slot)) is not None:
                     return True
+        if of is not None and not self.is_of(
+            job_id, attempt=attempt, incarnation=incarnation, host=of[0], worker=of[1]
+        ):
+            return False
         with writing(self._engine) as connection:
             return _complete_in_steps(connection, **its)
 

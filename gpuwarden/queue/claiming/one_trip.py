@@ -1,7 +1,4 @@
-"""PostgreSQL only: claims and results in one statement, so in one round trip and one transaction.
-
-A statement does the common case or writes nothing; `Claims` then uses its transaction of several statements.
-"""
+"""PostgreSQL only: claims and results in one statement. It does the common case or writes nothing."""
 
 from typing import Any
 
@@ -31,7 +28,7 @@ from gpuwarden.queue.sql import Prepared
 
 @Prepared
 def claim(**params: ColumnElement[Any]) -> Executable:
-    """Claim the next job. The row has what `parts.look` found, and the job if it was claimed."""
+    """Claim the next job. The row has what `parts.look` found, and the claimed job."""
     found = parts.look(params).cte("found")
     free = and_(not_(func.coalesce(found.c.over, true())), not_(found.c.drained), not_(found.c.mine))
     # A claim without a job must not write: a write would wake the other idle workers.
@@ -43,8 +40,10 @@ def claim(**params: ColumnElement[Any]) -> Executable:
 
 @Prepared
 def complete(**params: ColumnElement[Any]) -> Executable:
-    """Complete a job without a run. The row has the job's id if it was completed."""
-    done = _complete(params)
+    """Complete a job without a run. The row has its id."""
+    # An expression: the plan uses no other index than that of the job's id.
+    slot = [func.coalesce(JOBS.c[name], "") == params[name] for name in ("host", "worker") if name in params]
+    done = _complete(params, *slot)
     return select(done.c.job_id).add_cte(_event(params, done))
 
 
@@ -52,7 +51,7 @@ def complete(**params: ColumnElement[Any]) -> Executable:
 def complete_and_claim(**params: ColumnElement[Any]) -> Executable:
     """Complete a job without a run, refresh the worker's row and claim the next job.
 
-    The row has the id of the completed job as `done`, null if nothing was written, and the claimed job if there is one.
+    The row has the completed job's id as `done`, and the claimed job.
     """
     row = _lock_row(params)
     done = _complete(params, exists(select(row.c.worker)))

@@ -62,7 +62,7 @@ def is_held(params: Params) -> ColumnElement[bool]:
 
 
 def left_by(params: Params) -> dict[str, Any]:
-    """Columns that an attempt leaves."""
+    """What an attempt leaves."""
     return {name: params[name] for name in ("result", "reason") if name in params} | sql.UNCLAIMED
 
 

@@ -153,6 +153,17 @@ def test_completion_frees_the_job_that_is_then_claimed(store: JobStore) -> None:
     assert row_of(store) == (None, None, LATER, LATER)
 
 
+def test_job_of_another_slot_is_not_completed(store: JobStore) -> None:
+    submit(store)
+    job = claim(store)
+    its: dict[str, Any] = {"attempt": 1, "incarnation": "i1", "now": LATER}
+
+    assert not store.claims.complete(job.job_id, **its, of=("box1", "w2"))
+    assert not store.claims.complete(job.job_id, **its, of=("box2", "w1"))
+    assert store.job(job.job_id) == job
+    assert store.claims.complete(job.job_id, **its, of=("box1", "w1"))
+
+
 @contextmanager
 def recorded(store: JobStore) -> Iterator[list[str]]:
     """Statements that are sent to the server."""
