@@ -21,7 +21,7 @@ class Ours(Worker):
     """A worker of our queue, with the queue's clock."""
 
     title: ClassVar[str] = "gpuwarden"
-    chores: ClassVar[tuple[Chore, ...]] = (*Worker.chores, Chore.FENCE, Chore.COMPLETE_AND_SEE)
+    chores: ClassVar[tuple[Chore, ...]] = (*Worker.chores, Chore.FENCE, Chore.NEXT)
 
     def __init__(self, store: JobStore, name: str) -> None:
         super().__init__()
@@ -97,8 +97,7 @@ class Ours(Worker):
                 self._fence(self.held)
             self.held = await self.claim()
             return 0 if self.held is None else 1
-        if chore is Chore.COMPLETE_AND_SEE:
-            # A worker completes a job with its row and the next claim.
+        if chore is Chore.NEXT:
             job = self.held or await self.claim()
             if job is None:
                 return 0

@@ -31,8 +31,8 @@ WARM: Final = 12
 WARM_AGAIN: Final = 2
 """Chores before the other windows, until statements are planned for the new tables."""
 
-AGAINST: Final = {Chore.COMPLETE_TEN: Chore.COMPLETE}
-"""Our chore to compare with, if it is another one."""
+AGAINST: Final = {Chore.COMPLETE: Chore.NEXT, Chore.COMPLETE_TEN: Chore.NEXT}
+"""Our chore to compare another queue's with: each as its worker runs jobs."""
 
 _Key = tuple[Chore, int, type[Worker]]
 

@@ -20,7 +20,7 @@ class Chore(StrEnum):
     COMPLETE = "claims and completes"
     GIVE_BACK = "given back and claimed again"
     FENCE = "fenced, requeued and claimed again"
-    COMPLETE_AND_SEE = "claims, completes and worker rows"
+    NEXT = "completes with its row and the next claim"
     COMPLETE_TEN = "claims and completes, 10 at a time"
 
 
