@@ -33,7 +33,8 @@ PROBE = "import sys, urllib.request as web; print(web.urlopen(sys.argv[1]).read(
 LOOK = """
 import json, subprocess, sys, time
 from remediator.capture import capture, probe
-request = {"until_s": time.monotonic() + 20, "pids": [int(sys.argv[1])], "cgroup": None, "process_group": None,
+request = {"until_s": time.monotonic() + 20, "pids": [int(sys.argv[1])], "worker_pid": None, "cgroup": None,
+           "process_group": None,
            "py_spy": str(capture.find_py_spy()), "log_files": [], "container": None, "engine": None}
 subprocess.run([sys.executable, "-IS", probe.__file__, json.dumps(request)], check=True)
 """
