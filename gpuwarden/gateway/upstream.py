@@ -169,7 +169,7 @@ class CentralUpstream:
                 timeout=timeout,
             )
             content = answer.json()
-        except (httpx.HTTPError, ValueError, RecursionError) as error:
+        except (httpx.HTTPError, ValueError, RuntimeError) as error:  # the last: this gateway ends
             return _unanswered(f"central gateway {self._url}: {error or type(error).__name__}")
         if answer.status_code in (401, 403):
             reason = _reason(content)
