@@ -105,7 +105,9 @@ class _Slot:
     over: bool = False
     held: _Held | None = None
     empty_s: float = -math.inf
-    """When the last claim without a job was sent; minus infinity after a wake."""
+    """When the last claim without a job was sent."""
+    woken_s: float = -math.inf
+    """When it was last woken: a claim of before, which may be answered later, has not seen that job."""
     quarantine: Answer | None = None
     """Since that claim."""
 
@@ -173,13 +175,13 @@ class Batching:
         is_woken = await self._waiters.wait(operation.queue, operation.timeout_s)
         slot = self._slots.get(operation.worker)
         if is_woken and slot is not None:
-            slot.empty_s = -math.inf
+            slot.woken_s = boottime_s()
         return _done(is_woken)
 
     def _known_idle(self, operation: Claim | QuarantineOf) -> Answer | None:
         """The answer for an idle worker that nothing has woken since its last claim; `None`: ask."""
         slot = self._slots.get(operation.worker)
-        if slot is None or boottime_s() - slot.empty_s >= IDLE_CLAIM_S:
+        if slot is None or slot.empty_s <= slot.woken_s or boottime_s() - slot.empty_s >= IDLE_CLAIM_S:
             return None
         if isinstance(operation, QuarantineOf):
             return slot.quarantine
@@ -355,7 +357,7 @@ class Batching:
                 slot.over = (beat.worker, beat.incarnation) in over
                 slot.seen_s = slot.seen_s if slot.over else sent_s
                 if (beat.worker, beat.incarnation) in draining:
-                    slot.empty_s = -math.inf  # its next claim ends it
+                    slot.woken_s = boottime_s()  # its next claim ends it
                 slot.beat = None if slot.beat is beat else slot.beat
             if held is not None:
                 held.lost = held.lost or (held.claim.job_id, held.claim.attempt) in lost

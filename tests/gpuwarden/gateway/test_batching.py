@@ -45,6 +45,8 @@ class Central:
         self.away = False
         self.old = False
         self.most = 0
+        self.held = asyncio.Event()  # cleared: answers to claims wait
+        self.held.set()
 
     @property
     def open(self) -> list["asyncio.Future[bool]"]:
@@ -70,6 +72,7 @@ class Central:
             return done({"over": self.over, "lost": self.lost, "draining": self.draining})
         self.singles.append(operation)
         if self.empty and isinstance(operation, Claim | QuarantineOf):
+            await self.held.wait()
             return done(None)
         if isinstance(operation, Claim):
             return done({"job_id": int(operation.worker[1:]), "attempt": 1, "model": None, "job_class": "gpu"})
@@ -468,5 +471,26 @@ def test_idle_worker_claims_at_the_queue_once_it_is_woken_or_drained() -> None:
         again.cancel()
         await worker.say(Register(queue="gpu", **worker.its))
         assert await asked() == [Claim, QuarantineOf]
+
+    played(play)
+
+
+def test_wake_during_a_claim_that_finds_no_job_is_not_lost() -> None:
+    async def play(host: Batching, central: Central) -> None:
+        central.empty = True
+        worker, waits = Worker(host, 1), wait(host, "w1")
+        await worker.say(Register(queue="gpu", **worker.its))
+        await until(lambda: central.open, "the host asks")
+        claiming = asyncio.create_task(worker.say(Claim(queue="gpu", lease_s=600, **worker.its)))
+        central.held.clear()
+        await until(lambda: any(isinstance(each, Claim) for each in central.singles), "it claims")
+        central.open[0].set_result(True)
+        await waits
+        central.held.set()
+        assert await claiming is None
+        again, central.empty = wait(host, "w1"), False
+        await asyncio.sleep(0.05)
+        assert await worker.say(Claim(queue="gpu", lease_s=600, **worker.its)) is not None
+        again.cancel()
 
     played(play)
