@@ -223,7 +223,7 @@ class Batching:
             if answer.status == 200:
                 self._slot_of(operation.worker, operation.incarnation, sent_s)
         elif isinstance(operation, Heartbeat) and found is True:
-            self._slot_of(operation.worker, operation.incarnation, sent_s)
+            self._slot_of(operation.worker, operation.incarnation, sent_s).beat = None  # an older one
         elif isinstance(operation, Renew) and found is True:
             self._hold(operation, _claim_of(operation), sent_s)
         elif isinstance(operation, Claim) and isinstance(found, dict):
@@ -303,7 +303,7 @@ class Batching:
 
     async def _keep_syncing(self) -> None:
         self._planned.clear()
-        left_s = self._sync_s - boottime_s()
+        left_s = max(self._sync_s, self._single_until_s) - boottime_s()
         if left_s > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if math.isinf(left_s) else left_s):

@@ -44,6 +44,7 @@ class Central:
         self.empty = False
         self.away = False
         self.old = False
+        self.unknown = 0
         self.most = 0
         self.held = asyncio.Event()  # cleared: answers to claims wait
         self.held.set()
@@ -60,6 +61,7 @@ class Central:
         if self.away:
             return failed(503, "queue", "away")
         if isinstance(operation, Sync | Watch) and self.old:
+            self.unknown += 1
             return failed(404, "unknown", "unknown operation")
         if isinstance(operation, Watch):
             for _watch, older in self.watches:
@@ -400,10 +402,13 @@ def test_older_central_gateway_gets_each_operation_by_itself(capsys: pytest.Capt
         central.old = True
         worker = Worker(host, 1)
         await worker.start()
+        await worker.beat()
         await until(lambda: host._single_until_s, "it is known")
         central.singles.clear()
         assert [await worker.renew(), await worker.beat(), await worker.owns()] == [True] * 3
         assert [type(each) for each in central.singles] == [Renew, Heartbeat, Owns]
+        await asyncio.sleep(0.5)
+        assert central.unknown <= 2  # a message and a watch
 
     played(play)
 
