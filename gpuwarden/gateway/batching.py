@@ -61,6 +61,9 @@ GATHER_S: Final = 0.25
 WATCHES_MAX: Final = 4
 """Most open requests for lost claims: one, and those that another central gateway has not ended yet."""
 
+ASKS_MAX: Final = 256
+"""Most queues for whose jobs a host asks at once. A central gateway takes 1000 requests of a host."""
+
 ANSWER_S: Final = 2.0
 """How long a heartbeat or renewal waits for the queue where too little is known, seconds."""
 
@@ -170,7 +173,7 @@ class Batching:
         await self._upstream.close()
 
     async def _wait(self, operation: Wait) -> Answer:
-        if operation.queue not in self._asking:
+        if operation.queue not in self._asking and len(self._asking) < ASKS_MAX:
             self._asking[operation.queue] = asyncio.create_task(self._ask(operation))
         is_woken = await self._waiters.wait(operation.queue, operation.timeout_s)
         slot = self._slots.get(operation.worker)

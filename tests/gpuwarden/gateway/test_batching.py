@@ -499,3 +499,14 @@ def test_wake_during_a_claim_that_finds_no_job_is_not_lost() -> None:
         again.cancel()
 
     played(play)
+
+
+def test_workers_that_name_many_queues_do_not_fill_their_hosts_requests() -> None:
+    async def play(host: Batching, _: Central) -> None:
+        waits = [Wait(worker="w1", queue=f"q{n}", timeout_s=20) for n in range(1000)]
+        asking = [asyncio.create_task(host.carry_out(each, host="box1", request_id="")) for each in waits]
+        await asyncio.sleep(0.05)
+        for each in asking:
+            each.cancel()
+
+    assert played(play).most <= batching.ASKS_MAX
