@@ -92,9 +92,10 @@ class DatabaseUpstream:
 
     async def carry_out(self, operation: Operation, *, host: str, request_id: str) -> Answer:  # noqa: ARG002
         """See `Upstream`."""
+        found: Any = None
         try:
             if isinstance(operation, Wait):
-                found: Any = await self._waiting.wait(operation.queue, operation.timeout_s)
+                found = await self._waiting.wait(operation.queue, operation.timeout_s)
             elif isinstance(operation, Owns):
                 found = await self._ownership.owns(operation.of(host))
                 if found is False:
@@ -116,7 +117,7 @@ class DatabaseUpstream:
             return failed(500, "queue", str(error))
         finally:
             if isinstance(operation, Claim):
-                self._waiting.claimed(operation.queue)
+                self._waiting.claimed(operation.queue, found=found is not None)
         if found is None and isinstance(operation, Owns | Watch):
             return _unanswered("the claims of workers could not be read")
         return Answer(status=200, content={"result": to_wire(found)}, outcome="done")

@@ -68,13 +68,16 @@ class Waiters:
                 its.waiters.remove(waiter)
             self._forget(queue)
 
-    def claimed(self, queue: str) -> None:
-        """A caller has claimed, with or without a job."""
+    def claimed(self, queue: str) -> bool:
+        """A caller has claimed, with or without a job; returns whether one was woken for it."""
         its = self._queues.get(queue)
-        if its is not None:
-            its.claimable = max(0, its.claimable - 1)
-            if its.woken_s:
-                its.woken_s.popleft()
+        if its is None:
+            return False
+        its.claimable = max(0, its.claimable - 1)
+        was_woken = bool(its.woken_s)
+        if was_woken:
+            its.woken_s.popleft()
+        return was_woken
 
     def wake(self, claimable: Mapping[str, int]) -> None:
         """Wake a caller for each claimable job, less those that are about to claim.

@@ -24,6 +24,9 @@ LEAST_S: Final = 0.05
 COUNT_S: Final = 5.0
 """Longest time between counts, seconds."""
 
+PASSES_MAX: Final = 16
+"""Most times in `COUNT_S` that jobs are counted because a woken caller could take none."""
+
 SPARE: Final = 64
 """Jobs that are counted for callers that are about to come."""
 
@@ -40,6 +43,7 @@ class Waiting:
         self._waiters = Waiters()
         self._changed_s = time.monotonic()
         self._due = False
+        self._passes = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="gpuwarden-changes", daemon=True)
@@ -65,9 +69,11 @@ class Waiting:
             asyncio.get_running_loop().call_soon(self._count_now)  # once this caller is counted
         return await self._waiters.wait(queue, timeout_s)
 
-    def claimed(self, queue: str) -> None:
-        """See `Waiters.claimed`."""
-        self._waiters.claimed(queue)
+    def claimed(self, queue: str, *, found: bool) -> None:
+        """A caller has claimed. The job that a woken one may not take, as it is locked, is soon another's."""
+        if self._waiters.claimed(queue) and not found and self._passes < PASSES_MAX:
+            self._passes += 1
+            self._due = True
 
     def _count_now(self) -> None:
         self._due = True
@@ -75,12 +81,14 @@ class Waiting:
     def _watch(self) -> None:
         """Count claimable jobs after each change, and now and then: a retry becomes due without a change."""
         changes: Changes | None = None
-        next_s = 0.0
+        next_s = next_pass_s = 0.0
         while not self._ending.is_set():
             try:
                 changes = changes or self._store.changes()
                 if changes.wait(LOOK_S):
                     self._changed_s, self._due = time.monotonic(), True
+                if time.monotonic() >= next_pass_s:
+                    self._passes, next_pass_s = 0, time.monotonic() + COUNT_S
                 if self._ending.is_set() or not (self._due or time.monotonic() >= next_s):
                     continue
                 self._due, next_s = False, time.monotonic() + COUNT_S
