@@ -172,6 +172,8 @@ class CentralUpstream:
             content = answer.json()
         except (httpx.HTTPError, ValueError, RuntimeError) as error:  # the last: this gateway ends
             return _unanswered(f"central gateway {self._url}: {error or type(error).__name__}")
+        if answer.status_code in (502, 504):  # of a proxy
+            return _unanswered(f"central gateway {self._url}: status {answer.status_code}")
         if answer.status_code in (401, 403):
             reason = _reason(content)
             _log_seldom("the central gateway refuses this host", reason)
