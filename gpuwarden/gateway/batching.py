@@ -383,10 +383,13 @@ class Batching:
 
     async def _watch(self, held: list[_Held]) -> None:
         watch = Watch(claims=[each.claim for each in held], timeout_s=WATCH_S)
-        found = self._understood(await self._upstream.carry_out(watch, host=self._host, request_id=""), Watch)
         try:
+            found = self._understood(await self._upstream.carry_out(watch, host=self._host, request_id=""), Watch)
             lost = {tuple(each) for each in found}
         except TypeError:
+            await _pause()
+        except Exception:  # without the next watch, losses are learned late
+            log.exception("unexpected error; trying again")
             await _pause()
         else:
             now_s = boottime_s()

@@ -44,6 +44,7 @@ class Central:
         self.empty = False
         self.away = False
         self.old = False
+        self.broken = False
         self.unknown = 0
         self.most = 0
         self.held = asyncio.Event()  # cleared: answers to claims wait
@@ -64,6 +65,9 @@ class Central:
             self.unknown += 1
             return failed(404, "unknown", "unknown operation")
         if isinstance(operation, Watch):
+            if self.broken:
+                self.broken = False
+                raise RuntimeError("broken")
             for _watch, older in self.watches:
                 if not older.done():
                     older.set_result([])
@@ -510,3 +514,17 @@ def test_workers_that_name_many_queues_do_not_fill_their_hosts_requests() -> Non
             each.cancel()
 
     assert played(play).most <= batching.ASKS_MAX
+
+
+@pytest.mark.usefixtures("soon")
+def test_unexpected_error_does_not_end_the_watch(capsys: pytest.CaptureFixture[str]) -> None:
+    async def play(host: Batching, central: Central) -> None:
+        central.broken = True
+        worker = Worker(host, 1)
+        await worker.start()
+        await until(lambda: not central.broken, "the host asks")
+        await until(lambda: central.watches, "it asks again")
+
+    played(play)
+
+    assert "unexpected error" in capsys.readouterr().out
