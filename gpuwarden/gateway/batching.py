@@ -49,8 +49,8 @@ SPARE_S: Final = 2.0
 WATCH_S: Final = 10.0
 """Length of a request that waits for lost claims, seconds."""
 
-SEEN_S: Final = 12.0
-"""How long a claim counts as owned after the last word of the queue, seconds."""
+SEEN_S: Final = 20.0
+"""How long a claim counts as owned after the last word of the queue, seconds: twice `WATCH_S`, for a slow host."""
 
 LEAST_S: Final = 0.2
 """Least time between two messages, seconds."""

@@ -24,7 +24,7 @@ def test_small_fleet_is_measured_with_and_without_gateways(tmp_path: Path, monke
         assert found[f"{what} at rest: repeated requests"].count == 1
         assert found[f"{what} at rest: transactions"].median > 0
         assert found[f"{what} at rest: CPU of PostgreSQL"].count == 1
-        assert found[f"{what}: woken by one submission"].median in (1, 2)
+        assert 1 <= found[f"{what}: woken by one submission"].median <= 2
         assert found[f"{what}: from one submission to its claim"].count == 2
         assert found[f"{what}: until a worker knows that its job is lost"].count == 2
         assert found[f"{what}, 2 jobs a second: a claim"].count == 4
