@@ -142,7 +142,7 @@ def _running(its: Sequence[str], environment: Mapping[str, str], log: Path) -> I
     """A program. Yields its pid.
 
     Raises:
-        BenchError: it has ended by itself.
+        BenchError: the program has ended early.
     """
     with (
         log.open("ab") as output,

@@ -30,7 +30,7 @@ class EpisodeLines:
         self._said: dict[int, set[str]] = {}
 
     def tick(self, now_s: float) -> None:
-        """Say what is new, at most once a second."""
+        """Say the new entries, at most once a second."""
         if now_s < self._due_s:
             return
         self._due_s = now_s + CHECK_S

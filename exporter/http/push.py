@@ -114,7 +114,7 @@ class Push:
             self._failures.note(failure, url=self._url)
 
     def _send(self) -> str | None:
-        """Send a report. Returns what is wrong, if anything."""
+        """Send a report. Returns the reason of a failure, or `None`."""
         headers = {
             "Content-Type": exposition.TEXT,
             "Content-Encoding": "gzip",

@@ -38,7 +38,7 @@ def undisturbed() -> Iterator[None]:
 
 
 class Bars:
-    """A bar for each job. What is printed meanwhile goes above.
+    """A bar for each job. Other output goes above.
 
     Args:
         directory: folder of state files.

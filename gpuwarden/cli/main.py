@@ -101,7 +101,7 @@ def _run(name: str, target: str, arguments: list[str]) -> int:
 
 def commands() -> dict[str, str]:
     """Each command, and `module:function` that runs it, in the order of the list."""
-    from importlib.metadata import entry_points  # noqa: PLC0415 - it takes as long as `run`'s own start
+    from importlib.metadata import entry_points  # noqa: PLC0415 - it doubles the time of `run`'s start
 
     found = {entry.name: entry.value for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
     every = {**_OWN, **found}
@@ -116,7 +116,7 @@ def load(target: str) -> Command:
         sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]  # httpx's own command takes 50 ms and 6 MiB
     # structlog imports it, 5 MiB, for tracebacks in colour that `logs` does not use.
     hides_rich = sys.modules.setdefault("rich", None) is None  # type: ignore[arg-type]
-    gc.disable()  # what is imported stays: collections would cost a tenth of the start
+    gc.disable()  # imported objects stay: collections would cost a tenth of the start
     try:
         command: Command = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
