@@ -72,7 +72,7 @@ class Settings(BaseSettings):
         default=None,
         description="authorities that signed the certificate of --push; default: those of the system",
     )
-    push_interval_s: float = Field(default=10.0, ge=1, le=60, description="seconds between two reports to --push")
+    push_interval_s: float = Field(default=10.0, ge=1, le=30, description="seconds between two reports to --push")
     push_tasks: CliImplicitFlag[bool] = Field(
         default=True, description="report the tasks of --task-dir to --push; --no-push-tasks leaves them out"
     )

@@ -36,7 +36,6 @@ class Seen:
     """Durations of the claims that got a job."""
     started_ms: list[float] = field(default_factory=list)
     """From the submission of a job to the answer of its claim."""
-    completed: int = 0
     heartbeats: int = 0
     repeated: int = 0
     """Requests that the gateway did not answer at once, and that were repeated."""
@@ -154,7 +153,6 @@ class Worker:
         this = {"job_id": job["job_id"], "attempt": job["attempt"], "incarnation": self._slot.incarnation}
         if not await self._ask(operations.Complete(worker=self._slot.worker, **this)):
             raise LostError(f"job {job['job_id']} was not completed")
-        self._seen.completed += 1
         await self._ask(operations.Heartbeat(**self._its, completed=True))
         return True
 

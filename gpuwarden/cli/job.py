@@ -493,7 +493,9 @@ def _tries(submit: argparse.ArgumentParser) -> None:
 
 def _add_work(submit: argparse.ArgumentParser) -> None:
     submit.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    submit.add_argument("--payload", type=_object, help="JSON object for the handler; required without --model")
+    submit.add_argument(
+        "--payload", type=_object, help="JSON object for the handler; required without --model or a command"
+    )
     submit.add_argument(
         "--cwd", metavar="DIR", help="working directory of the command on the worker's host; default: this one"
     )

@@ -52,8 +52,8 @@ HELP: Final[Mapping[str, str]] = {
     "queue": "list queues, change settings, migrate tables",
     "events": "print ended jobs and runs, once per consumer",
     "worker": "run a worker; list, lock, unlock, drain workers",
-    "gateway": "give the workers of this host the queue through sockets, without a database",
-    "exporter": "publish this host's workers, containers and GPUs to Prometheus",
+    "gateway": "give workers the queue without a database, and take reports of hosts",
+    "exporter": "publish this host's workers, containers and GPUs to Prometheus, or report them",
     "remediator": "receive alerts (serve) and act on them (execute)",
 }
 """Help of each command, in the order of the list."""

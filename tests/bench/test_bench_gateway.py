@@ -9,7 +9,7 @@ from bench import gateway
 from bench.figures import Place
 from bench.gateway import Load, measure
 
-SMALL = Load(hosts=3, workers=4, gateways=2, spread_s=0.5, rest_s=2.0, wakes=2, lost=2, rate=2.0, claims_s=2.0)
+SMALL = Load(hosts=3, workers=4, gateways=2, spread_s=0.5, rest_s=2.0, wakes=2, lost=2, rates=(2.0,), claims_s=2.0)
 
 
 @pytest.mark.needs_postgres
