@@ -70,9 +70,6 @@ ANSWER_S: Final = 2.0
 IDLE_CLAIM_S: Final = 150.0
 """How long after a claim without a job, seconds, a claim without a wake is answered here."""
 
-SINGLE_S: Final = 60.0
-"""How long a central gateway of an older version is sent single operations, seconds."""
-
 LOOK_S: Final = 1.0
 """How long a request waits for a job after its last worker is gone, seconds."""
 
@@ -133,7 +130,6 @@ class Batching:
         self._synced: list[asyncio.Future[None]] = []
         self._unwatched = asyncio.Event()
         self._watches: list[asyncio.Task[None]] = []
-        self._single_until_s = 0.0
         self._closed = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -145,7 +141,7 @@ class Batching:
         """See `Upstream`."""
         if isinstance(operation, Wait):
             return await self._wait(operation)
-        if isinstance(operation, Heartbeat | Renew | Owns) and boottime_s() >= self._single_until_s:
+        if isinstance(operation, Heartbeat | Renew | Owns):
             slot = self._slots.get(operation.worker)
             if slot is not None and slot.incarnation == operation.incarnation:
                 if isinstance(operation, Heartbeat):
@@ -306,7 +302,7 @@ class Batching:
 
     async def _keep_syncing(self) -> None:
         self._planned.clear()
-        left_s = max(self._sync_s, self._single_until_s) - boottime_s()
+        left_s = self._sync_s - boottime_s()
         if left_s > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if math.isinf(left_s) else left_s):
@@ -347,14 +343,13 @@ class Batching:
         for *_, held in some:
             if held is not None:
                 held.due = False
-        found = self._understood(await self._upstream.carry_out(sync, host=self._host, request_id=""), Sync)
-        try:
-            over, lost, draining = ({tuple(each) for each in found[name]} for name in ("over", "lost", "draining"))
-        except (TypeError, KeyError):
+        found = _result(await self._upstream.carry_out(sync, host=self._host, request_id=""))
+        if found is None:
             for *_, held in some:
                 if held is not None:
                     held.due = True
             return False
+        over, lost, draining = ({tuple(each) for each in found[name]} for name in ("over", "lost", "draining"))
         for (slot, beat, held), lease_s in zip(some, leases, strict=True):
             if beat is not None:
                 slot.over = (beat.worker, beat.incarnation) in over
@@ -375,7 +370,7 @@ class Batching:
         await asyncio.sleep(GATHER_S)
         self._unwatched.clear()
         held = [slot.held for slot in self._slots.values() if slot.held is not None and not slot.held.lost]
-        if held and boottime_s() >= self._single_until_s:
+        if held:
             self._watches = [each for each in self._watches if not each.done()]
             for each in self._watches[: 1 - WATCHES_MAX]:
                 each.cancel()
@@ -384,32 +379,16 @@ class Batching:
     async def _watch(self, held: list[_Held]) -> None:
         watch = Watch(claims=[each.claim for each in held], timeout_s=WATCH_S)
         try:
-            found = self._understood(await self._upstream.carry_out(watch, host=self._host, request_id=""), Watch)
-            lost = {tuple(each) for each in found}
-        except TypeError:
-            await _pause()
+            found = _result(await self._upstream.carry_out(watch, host=self._host, request_id=""))
+            if found is None:
+                await _pause()
+            else:
+                _note_lost(held, {tuple(each) for each in found})
         except Exception:  # without the next watch, losses are learned late
             log.exception("unexpected error; trying again")
             await _pause()
-        else:
-            now_s = boottime_s()
-            for each in held:
-                if (each.claim.job_id, each.claim.attempt) in lost:
-                    each.lost = True
-                else:
-                    each.seen_s = now_s
         if self._watches and self._watches[-1] is asyncio.current_task():
             self._unwatched.set()
-
-    def _understood(self, answer: Answer, kind: type[Operation]) -> Any:
-        """The result, or `None`."""
-        if answer.status == 404:
-            log.warning(
-                "the central gateway is of an older version: it gets single operations. Update it",
-                operation=kind.path,
-            )
-            self._single_until_s = boottime_s() + SINGLE_S
-        return _result(answer)
 
 
 _Due = tuple[_Slot, BeatOf | None, _Held | None]
@@ -465,6 +444,15 @@ def _owns(held: _Held) -> Answer:
     if not held.lost and boottime_s() - held.seen_s >= SEEN_S:
         return _unknown("claim")
     return _done(not held.lost)
+
+
+def _note_lost(held: list[_Held], lost: set[tuple[int, ...]]) -> None:
+    now_s = boottime_s()
+    for each in held:
+        if (each.claim.job_id, each.claim.attempt) in lost:
+            each.lost = True
+        else:
+            each.seen_s = now_s
 
 
 def _interval_of(held: _Held) -> float:

@@ -174,6 +174,10 @@ class CentralUpstream:
             return _unanswered(f"central gateway {self._url}: {error or type(error).__name__}")
         if answer.status_code in (502, 504):  # of a proxy
             return _unanswered(f"central gateway {self._url}: status {answer.status_code}")
+        if answer.status_code == 404:
+            reason = _reason(content)
+            _log_seldom("the central gateway does not know an operation; use the same release", reason)
+            return failed(503, "queue", f"the central gateway does not know this operation: {reason}")
         if answer.status_code in (401, 403):
             reason = _reason(content)
             _log_seldom("the central gateway refuses this host", reason)

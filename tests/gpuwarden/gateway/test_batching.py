@@ -43,9 +43,7 @@ class Central:
         self.draining: list[list[str]] = []
         self.empty = False
         self.away = False
-        self.old = False
         self.broken = False
-        self.unknown = 0
         self.most = 0
         self.held = asyncio.Event()  # cleared: answers to claims wait
         self.held.set()
@@ -61,9 +59,6 @@ class Central:
             return done(await self.waits[-1])
         if self.away:
             return failed(503, "queue", "away")
-        if isinstance(operation, Sync | Watch) and self.old:
-            self.unknown += 1
-            return failed(404, "unknown", "unknown operation")
         if isinstance(operation, Watch):
             if self.broken:
                 self.broken = False
@@ -398,25 +393,6 @@ def test_settled_claim_is_neither_renewed_nor_watched() -> None:
 
     assert [each.worker for each in central.syncs[0].renewals] == ["w2"]
     assert [each.worker for each in central.watches[-1][0].claims] == ["w2"]
-
-
-@pytest.mark.usefixtures("soon")
-def test_older_central_gateway_gets_each_operation_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    async def play(host: Batching, central: Central) -> None:
-        central.old = True
-        worker = Worker(host, 1)
-        await worker.start()
-        await worker.beat()
-        await until(lambda: host._single_until_s, "it is known")
-        central.singles.clear()
-        assert [await worker.renew(), await worker.beat(), await worker.owns()] == [True] * 3
-        assert [type(each) for each in central.singles] == [Renew, Heartbeat, Owns]
-        await asyncio.sleep(0.5)
-        assert central.unknown <= 2  # a message and a watch
-
-    played(play)
-
-    assert "the central gateway is of an older version" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("soon")
