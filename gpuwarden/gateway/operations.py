@@ -36,7 +36,7 @@ REASON_MAX: Final = 64 * 1024
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 Text = Annotated[str, Field(min_length=1, max_length=TEXT_MAX, pattern=r"^[^\x00]+$")]
 """Without NUL, which PostgreSQL refuses: a sync would fail for all slots."""
-Reason = Annotated[str, Field(max_length=REASON_MAX)]
+Reason = Annotated[str, Field(max_length=REASON_MAX, pattern=r"^[^\x00]*$")]
 JobNumber = Annotated[int, Field(ge=0, le=JOB_ID_MAX)]
 Attempt = Annotated[int, Field(ge=0, lt=COUNT_MAX)]
 Seconds = Annotated[float, Field(ge=0, lt=SECONDS_MAX)]

@@ -2,7 +2,9 @@
 
 import json
 import time
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -10,9 +12,10 @@ import httpx
 import structlog
 from anyio import CapacityLimiter, to_thread
 
-from gpuwarden.db.errors import DatabaseError, NoAnswerError, UnreadableRowError
+from gpuwarden.db.errors import NoAnswerError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import ReloadingFile
+from gpuwarden.format import error_text
 from gpuwarden.gateway.operations import Claim, NotHeldError, Operation, Owns, Wait, Watch
 from gpuwarden.gateway.ownership import Ownership
 from gpuwarden.gateway.waiting import Waiting
@@ -21,9 +24,6 @@ from gpuwarden.http.address import checked_address, tls_context
 
 if TYPE_CHECKING:
     from gpuwarden.queue import JobStore
-
-EXPECTED: Final[tuple[type[GpuwardenError], ...]] = (*ERRORS.values(), UnreadableRowError)
-"""Errors that the worker gets as they are."""
 
 NOT_HELD: Final = "job"
 """Reason of an operation without effect, on a job that its slot does not hold."""
@@ -34,7 +34,7 @@ ANSWER_S: Final = 10.0
 CONNECT_S: Final = 5.0
 
 LOG_S: Final = 10.0
-"""Least time between log lines about an upstream, seconds."""
+"""Least time between two log lines about the same failure, seconds."""
 
 log: Final = structlog.get_logger("gateway")
 
@@ -54,7 +54,7 @@ class Seldom:
         return True
 
 
-_failures: Final = Seldom(LOG_S)
+_failures: Final[dict[str, Seldom]] = defaultdict(partial(Seldom, LOG_S))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +110,11 @@ class DatabaseUpstream:
             return _not_held(error.result)
         except NoAnswerError as error:
             return _unanswered(str(error))
-        except EXPECTED as error:
+        except tuple(ERRORS.values()) as error:
             return failed(409, type(error).__name__, str(error))
-        except (DatabaseError, GpuwardenError) as error:
-            log.warning("operation failed", operation=operation.path, reason=str(error))
-            return failed(500, "queue", str(error))
+        except Exception as error:  # noqa: BLE001 - a worker gets an answer to each request
+            _log_seldom("operation failed", error_text(error), operation=operation.path, exc_info=True)
+            return failed(500, "queue", error_text(error))
         finally:
             if isinstance(operation, Claim):
                 self._waiting.claimed(operation.queue, found=found is not None)
@@ -159,7 +159,7 @@ class CentralUpstream:
         try:
             self._token.reload()
         except (OSError, ValueError, GpuwardenError) as error:
-            log.warning("token file not read, old token in use", reason=str(error))
+            _log_seldom("token file not read, old token in use", str(error))
         headers = {"Authorization": f"Bearer {self._token.value}", "Content-Type": "application/json", HOST: host}
         timeout = httpx.Timeout(WAIT_MAX_S + ANSWER_S if operation.waits else ANSWER_S, connect=CONNECT_S)
         try:
@@ -198,10 +198,10 @@ def _not_held(result: Any) -> Answer:
     return Answer(status=200, content={"result": result, "refused": NOT_HELD}, outcome=NOT_HELD)
 
 
-def _log_seldom(event: str, reason: str) -> None:
-    """Log at most once in `LOG_S`: workers repeat their requests."""
-    if _failures.is_due():
-        log.warning(event, reason=reason)
+def _log_seldom(event: str, reason: str, **more: Any) -> None:
+    """Log each event at most once in `LOG_S`: workers repeat their requests."""
+    if _failures[event].is_due():
+        log.warning(event, reason=reason, **more)
 
 
 def _unanswered(reason: str) -> Answer:

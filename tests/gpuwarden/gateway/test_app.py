@@ -16,9 +16,10 @@ DONE = Answer(status=200, content={"result": True}, outcome="done")
         (DONE, True),
         (failed(409, "ReplacedError", ""), True),
         (failed(429, "rate", ""), False),
+        (failed(500, "queue", ""), False),
         (failed(503, "queue", ""), False),
     ],
-    ids=["done", "an error of the queue", "too many requests", "no answer"],
+    ids=["done", "an error of the queue", "too many requests", "an unexpected error", "no answer"],
 )
 def test_only_what_was_carried_out_is_the_answer_of_a_repetition(first: Answer, kept: bool) -> None:
     caller, answers = Caller(name="w1", host="box1", may_be=lambda _: True, bounds=SLOT_BOUNDS), [first, DONE]
@@ -32,7 +33,7 @@ def test_only_what_was_carried_out_is_the_answer_of_a_repetition(first: Answer, 
     assert asyncio.run(twice()) == [first, first if kept else DONE]
 
 
-def test_slot_over_its_rate_waits() -> None:
+def test_slot_over_its_rate_is_refused() -> None:
     caller = Caller(name="w1", host="box1", may_be=lambda _: True, bounds=SLOT_BOUNDS)
 
     asked = [caller.may_ask() for _ in range(int(SLOT_BOUNDS.burst) + 500)]
