@@ -95,7 +95,7 @@ class Claim(Operation):
 
 
 class Wait(Operation):
-    """Wait until there may be a job to claim. The application answers it."""
+    """Wait until there may be a job to claim. The upstream answers it."""
 
     path = "wait"
     waits = True
@@ -172,9 +172,13 @@ class OnJob(Operation):
         return {"attempt": self.attempt, "incarnation": self.incarnation}
 
     def run(self, store: "JobStore", host: str) -> Any:  # noqa: D102
+        self.check_held(store, host)
+        return self.on_job(store, host)
+
+    def check_held(self, store: "JobStore", host: str) -> None:
+        """Raise NotHeldError if this slot does not hold the attempt."""
         if not store.claims.is_of(self.job_id, **self.claim, host=host, worker=self.worker):
             raise NotHeldError(self.refused)
-        return self.on_job(store, host)
 
     def on_job(self, store: "JobStore", host: str) -> Any:
         """Carry it out. An attempt never moves to another slot."""
@@ -228,8 +232,10 @@ class Complete(OnJob):
     reason: Reason | None = None
 
     def run(self, store: "JobStore", host: str) -> Any:  # noqa: D102
-        # One statement checks the slot too. A refusal needs its reason.
-        return self._complete(store, of=(host, self.worker)) or super().run(store, host)
+        is_done = self._complete(store, of=(host, self.worker))  # one statement checks the slot too
+        if not is_done:
+            self.check_held(store, host)
+        return is_done
 
     def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
         return self._complete(store)
@@ -307,8 +313,7 @@ class Ranks(OnJob):
     refused = []
 
     def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
-        gang = store.job(self.job_id).gang
-        ranks = [] if gang is None else store.queries.of_gang(gang)
+        ranks = store.ranks(store.job(self.job_id))
         return [replace(each, claimed_by=None, payload={}) for each in ranks]  # what proves a claim is its owner's
 
 
@@ -353,8 +358,7 @@ class CountItems(OnJob):
     refused = {}
 
     def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
-        run_id = store.job(self.job_id).run_id
-        return {} if run_id is None else store.items.counts(run_id)
+        return store.item_counts(store.job(self.job_id))
 
 
 class ClaimOf(BaseModel):
@@ -413,7 +417,7 @@ class Sync(HostOperation):
 class Watch(HostOperation):
     """Wait until claims of the host are lost; returns job and attempt of each.
 
-    The application answers it. A host's newer request ends the older one.
+    The upstream answers it. A host's newer request ends the older one.
     """
 
     path = "watch"

@@ -2,12 +2,13 @@
 
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from pydantic import ValidationError
 
 from gpuwarden.format import error_text, trace_end
-from gpuwarden.gateway.operations import Fail, FailItem
+from gpuwarden.gateway.operations import Complete, Fail, FailItem, NotHeldError
 
 CLAIM: dict[str, Any] = {"worker": "w1", "job_id": 1, "attempt": 1, "incarnation": "i1"}
 
@@ -24,3 +25,16 @@ def test_reason_and_traceback_of_any_error_are_taken() -> None:
 
     Fail.model_validate_json(json.dumps({**CLAIM, "reason": reason, "traceback": traceback}))
     FailItem.model_validate_json(json.dumps({**CLAIM, "item": "a", "reason": reason}))
+
+
+def test_refused_completion_is_tried_once() -> None:
+    store = Mock()
+    store.claims.complete.return_value = False
+
+    store.claims.is_of.return_value = True
+    assert Complete(**CLAIM).run(store, "box1") is False
+    store.claims.is_of.return_value = False
+    with pytest.raises(NotHeldError):
+        Complete(**CLAIM).run(store, "box1")
+
+    assert [call.kwargs["of"] for call in store.claims.complete.call_args_list] == [("box1", "w1")] * 2
