@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, literal, or_, select
+from sqlalchemy import ColumnElement, case, literal, select
 
 from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.queue.base import QueueBase
+from gpuwarden.queue.hosts.tokens import valid_after
 from gpuwarden.queue.schema import HOST_REPORTS, HOST_TOKENS
 
 
@@ -51,9 +52,7 @@ class HostReports(QueueBase):
         """The reports of hosts with a valid token, without the pages of those older than `fresh_s`."""
         its = HOST_REPORTS.c
         page = case((its.received_at >= now - fresh_s, its.page))
-        valid = select(HOST_TOKENS.c.host).where(
-            or_(HOST_TOKENS.c.revoked_at.is_(None), HOST_TOKENS.c.revoked_at > now)
-        )
+        valid = select(HOST_TOKENS.c.host).where(valid_after(now))
         return self._found(page, its.host.in_(valid), now)
 
     def _found(self, page: ColumnElement[Any], wanted: ColumnElement[bool], now: float) -> list[HostReport]:

@@ -113,9 +113,8 @@ class HostTokens(QueueBase):
 
     def valid(self, token_ids: Collection[str], now: float) -> dict[str, frozenset[str]]:
         """The scopes of each of these tokens that is valid, by its id."""
-        is_valid = or_(HOST_TOKENS.c.revoked_at.is_(None), HOST_TOKENS.c.revoked_at > now)
         its = HOST_TOKENS.c.token_id.in_(token_ids)
-        found = select(HOST_TOKENS.c.token_id, HOST_TOKENS.c.scopes).where(its, is_valid)
+        found = select(HOST_TOKENS.c.token_id, HOST_TOKENS.c.scopes).where(its, valid_after(now))
         with reading(self._engine) as connection:
             return {row.token_id: frozenset(row.scopes.split(",")) for row in connection.execute(found)}
 
@@ -161,13 +160,15 @@ def _newest_of(host: str) -> ColumnElement[bool]:
     return and_(HOST_TOKENS.c.host == host, HOST_TOKENS.c.revoked_at.is_(None))
 
 
+def valid_after(at: float) -> ColumnElement[bool]:
+    """The tokens that are valid after this time."""
+    return or_(HOST_TOKENS.c.revoked_at.is_(None), HOST_TOKENS.c.revoked_at > at)
+
+
 def _end(connection: Connection, host: str, at: float) -> bool:
     """Let no token of a host be valid after `at`; False if none was."""
-    valid = or_(HOST_TOKENS.c.revoked_at.is_(None), HOST_TOKENS.c.revoked_at > at)
-    return (
-        connection.execute(update(HOST_TOKENS).where(HOST_TOKENS.c.host == host, valid).values(revoked_at=at)).rowcount
-        > 0
-    )
+    ended = update(HOST_TOKENS).where(HOST_TOKENS.c.host == host, valid_after(at)).values(revoked_at=at)
+    return connection.execute(ended).rowcount > 0
 
 
 def _issue(connection: Connection, host: str, scopes: Collection[str], now: float) -> str:
