@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 from uuid import uuid4
 
 from gpuwarden.db.errors import DatabaseError, NoAnswerError
@@ -51,6 +51,8 @@ class GatewayStore:
 
     idle_claim_s: Final = wire.WAIT_MAX_S
     """Interval between claims while idle, without a wake, seconds."""
+
+    claims_with_result: Literal[False] = False
 
     def __init__(self, folder: Path, *, worker: str) -> None:
         self._door = _Door(folder, worker)

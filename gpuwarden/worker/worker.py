@@ -399,7 +399,7 @@ class Worker:
         reason = None if outcome.lost is None else f"result kept in part: {outcome.lost}"
         its: dict[str, Any] = {"incarnation": self._reporter.incarnation, "result": outcome.result, "reason": reason}
         stops = is_last or self._stop.requested or time.monotonic() >= self._row_due_s
-        if stops or isinstance(self._store, GatewayStore):
+        if stops or not self._store.claims_with_result:
             return self._store.claims.complete(job.job_id, attempt=job.attempt, now=self._store.now(), **its)
         self._lease.claiming()
         accepted, self._claimed = self._store.claims.complete_and_claim(
