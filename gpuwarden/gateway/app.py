@@ -7,21 +7,22 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, Counter
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from gpuwarden.format import error_text
 from gpuwarden.gateway.operations import OPERATIONS, Operation, Register
 from gpuwarden.gateway.upstream import NOT_HELD, Answer, Seldom, Upstream, failed
 from gpuwarden.gateway.wire import BODY_MAX_BYTES, PREFIX, REQUEST_ID, VERSION
 
 log: Final = structlog.get_logger("gateway")
+
+T = TypeVar("T", bound=BaseModel)
 
 BODY_TIMEOUT_S: Final = 10.0
 """Time to send a body, seconds."""
@@ -223,7 +224,7 @@ async def _admitted(request: Request, kind: type[Operation], caller: Caller) -> 
     if not caller.may_ask():
         its = caller.bounds
         raise RefusedError(429, "rate", f"more than {its.rate:g} requests a second, or over {its.open} open ones")
-    operation = _parsed(kind, await read_body(request))
+    operation = parsed(kind, await read_body(request))
     if not caller.may_be(operation.worker):
         raise RefusedError(
             403,
@@ -257,15 +258,20 @@ async def _hung_up(request: Request) -> None:
         pass
 
 
-def _parsed(kind: type[Operation], body: bytes) -> Operation:
+def parsed(kind: type[T], body: bytes) -> T:
+    """A body in JSON.
+
+    Raises:
+        RefusedError: it is invalid.
+    """
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"])) or "body"
         raise RefusedError(422, "invalid", f"{where}: {first['msg']}") from None
-    except RecursionError as error:
-        raise RefusedError(422, "invalid", error_text(error)) from None
+    except RecursionError:
+        raise RefusedError(422, "invalid", "body: nested too deeply") from None
 
 
 async def read_body(request: Request, max_bytes: int = BODY_MAX_BYTES) -> bytes:

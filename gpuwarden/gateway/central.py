@@ -59,9 +59,7 @@ class Hosts:
     async def caller_of(self, request: Request) -> Caller:
         """See `Callers`."""
         host = await self.host_of(bearer(request), HostScope.QUEUE)
-        claimed = request.headers.get(HOST, host)
-        if claimed != host:
-            raise RefusedError(403, "host", f"host {claimed[:80]!a} has the token of {host!r}: use its own")
+        check_host(request, host)
         if host not in self._callers:
             self._callers[host] = Caller(name=host, host=host, may_be=lambda _: True, bounds=HOST_BOUNDS)
         return self._callers[host]
@@ -131,6 +129,17 @@ class Hosts:
 
     def _ask(self, token: str, scope: HostScope) -> str | None:
         return self._store.host_tokens.verify(token, scope, self._store.now())
+
+
+def check_host(request: Request, host: str) -> None:
+    """Refuse a request whose header names another host than its token's.
+
+    Raises:
+        RefusedError: it does.
+    """
+    claimed = request.headers.get(HOST, host)
+    if claimed != host:
+        raise RefusedError(403, "host", f"host {claimed[:80]!a} has the token of {host!r}: use its own")
 
 
 def bearer(request: Request) -> str:

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Annotated, Any, Final
 
 from prometheus_client.parser import text_string_to_metric_families
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from gpuwarden.gateway.app import RefusedError
 from gpuwarden.queue.hosts.reports import HostReport, Kind
@@ -87,22 +87,6 @@ class TasksReport(Report):
     """The running tasks of a host: `POST /api/v1/report_tasks/`."""
 
     tasks: list[Task] = Field(default=[], max_length=TASKS_MAX)
-
-
-def parsed(kind: type[Report], body: bytes) -> Report:
-    """A report in JSON.
-
-    Raises:
-        RefusedError: it is invalid.
-    """
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(map(str, first["loc"])) or "body"
-        raise RefusedError(422, "invalid", f"{where}: {first['msg']}") from None
-    except RecursionError:
-        raise RefusedError(422, "invalid", "body: nested too deeply") from None
 
 
 def json_page(report: Report, host: str) -> bytes:

@@ -16,11 +16,11 @@ from starlette.responses import PlainTextResponse, Response
 
 from gpuwarden.db.errors import DatabaseError
 from gpuwarden.gateway import report_page
-from gpuwarden.gateway.app import REPORT_S, Bounds, Caller, Counted, RefusedError, read_body, to_response
-from gpuwarden.gateway.central import Hosts, bearer
+from gpuwarden.gateway.app import REPORT_S, Bounds, Caller, Counted, RefusedError, parsed, read_body, to_response
+from gpuwarden.gateway.central import Hosts, bearer, check_host
 from gpuwarden.gateway.report_page import GpuReport, Report, TasksReport
 from gpuwarden.gateway.upstream import Answer, Seldom, failed
-from gpuwarden.gateway.wire import BODY_MAX_BYTES, HOST
+from gpuwarden.gateway.wire import BODY_MAX_BYTES
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.hosts.reports import Kind
 from gpuwarden.queue.hosts.tokens import Scope
@@ -135,7 +135,7 @@ class Reports:
         report, token = None, bearer(request)
         if kind is not Kind.PAGE and not token:
             with self._unknown_open.one():
-                report = report_page.parsed(_JSON[kind], await read_body(request))
+                report = parsed(_JSON[kind], await read_body(request))
             token = report.token
         host = await self._hosts.host_of(token, Scope.REPORTS)
         its = Caller(name=host, host=host, may_be=lambda _: True, bounds=BOUNDS)
@@ -147,9 +147,8 @@ class Reports:
         """What makes the page of a report."""
         if not caller.may_ask():
             raise RefusedError(429, "rate", f"more than {BOUNDS.rate:g} report a second")
-        claimed, host = request.headers.get(HOST, caller.host), caller.host
-        if claimed != host:
-            raise RefusedError(403, "host", f"host {claimed[:80]!a} has the token of {host!r}: use its own")
+        host = caller.host
+        check_host(request, host)
         if report is not None:
             return partial(report_page.json_page, report, host)
         packed = kind is Kind.PAGE and _is_packed(request)
@@ -160,7 +159,7 @@ class Reports:
             caller.open -= 1
         if kind is Kind.PAGE:
             return partial(report_page.text_page, body, host, packed=packed)
-        return lambda: report_page.json_page(report_page.parsed(_JSON[kind], body), host)
+        return lambda: report_page.json_page(parsed(_JSON[kind], body), host)
 
     async def _keep(self, host: str, kind: Kind, make: Callable[[], bytes]) -> None:
         def keep() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuwarden.gateway import report_page
-from gpuwarden.gateway.app import RefusedError
+from gpuwarden.gateway.app import RefusedError, parsed
 from gpuwarden.gateway.report_page import LINE_MAX, PAGE_MAX_BYTES, SERIES_MAX, published, text_page
 from gpuwarden.gateway.reports import FRESH_S, OPEN_MAX
 from gpuwarden.queue import JobStore
@@ -257,7 +257,7 @@ def test_no_label_can_add_a_line(labels: dict[str, str], uuid: str) -> None:
     )
     gpu = json.dumps({"gpus": [{"uuid": uuid, "name": uuid}]}).encode(errors="surrogatepass")
     makes: dict[Kind, Callable[[], bytes]] = {
-        Kind.GPU: lambda: report_page.json_page(report_page.parsed(report_page.GpuReport, gpu), "box1"),
+        Kind.GPU: lambda: report_page.json_page(parsed(report_page.GpuReport, gpu), "box1"),
         Kind.TASKS: lambda: text_page(_page(f"gpuwarden_x{{{quoted}}} 1").encode(), "box1", packed=False),
     }
     pages = []
@@ -304,6 +304,6 @@ def test_hosts_own_labels_of_the_target_are_replaced() -> None:
 
 def test_task_that_is_named_twice_counts_once() -> None:
     body = json.dumps({"tasks": [{"running_log_id": 1}, {"running_log_id": "1", "remote_pid": 7}]}).encode()
-    page = report_page.json_page(report_page.parsed(report_page.TasksReport, body), "box1")
+    page = report_page.json_page(parsed(report_page.TasksReport, body), "box1")
 
     assert gzip.decompress(page).decode() == f'gpuwarden_task_info{{{OURS},pgid="",pid="7",task="1"}} 1.0'
