@@ -1,6 +1,7 @@
 """What client and gateway agree on: HTTP with JSON, one POST per operation to `/v1/<operation>`.
 
-An answer is `{"result": ...}`, or `{"error": {"kind": ..., "reason": ...}}`. Both sides ignore unknown fields.
+An answer is `{"result": ...}`, or `{"error": {"kind": ..., "reason": ...}}`. A result has `"refused": "job"` beside it
+if the slot does not hold that attempt. Both sides ignore unknown fields.
 """
 
 from collections.abc import Mapping
