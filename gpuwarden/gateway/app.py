@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from gpuwarden.gateway.operations import OPERATIONS, Operation, Register
-from gpuwarden.gateway.upstream import NOT_HELD, Answer, Seldom, Upstream, failed
+from gpuwarden.gateway.upstream import NOT_HELD, Answer, LogLimit, Upstream, failed
 from gpuwarden.gateway.wire import BODY_MAX_BYTES, PREFIX, REQUEST_ID, VERSION
 
 log: Final = structlog.get_logger("gateway")
@@ -91,7 +91,7 @@ class Caller:
     open: int = 0
     at_s: float = field(default_factory=time.monotonic)
     answers: "OrderedDict[str, tuple[float, asyncio.Future[Answer]]]" = field(default_factory=OrderedDict)
-    logged: Seldom = field(default_factory=partial(Seldom, REPORT_S))
+    logged: LogLimit = field(default_factory=partial(LogLimit, REPORT_S))
 
     def __post_init__(self) -> None:
         self.tokens = self.bounds.burst
@@ -147,12 +147,12 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    door = _Door(callers, upstream, counted)
+    endpoints = _Endpoints(callers, upstream, counted)
     for path, kind in operations.items():
         schema = {"application/json": {"schema": kind.model_json_schema()}}
         app.add_api_route(
             PREFIX + path,
-            door.endpoint(kind),
+            endpoints.of(kind),
             methods=["POST"],
             name=path,
             description=kind.__doc__,
@@ -163,19 +163,19 @@ def create_app(
     async def unknown(request: Request, _: Exception) -> Response:
         path = request.url.path[:80]
         reason = f"unknown operation {path!a}: this gateway has version {VERSION}; use the same release"
-        return door.refuse(RefusedError(404, "unknown", reason), None)
+        return endpoints.refuse(RefusedError(404, "unknown", reason), None)
 
     return app
 
 
-class _Door:
+class _Endpoints:
     """Admits requests and passes them on."""
 
     def __init__(self, callers: Callers, upstream: Upstream, counted: Counted) -> None:
         self._callers, self._upstream, self._counted = callers, upstream, counted
-        self._unknown = Seldom(REPORT_S)
+        self._unknown = LogLimit(REPORT_S)
 
-    def endpoint(self, kind: type[Operation]) -> Callable[[Request], Awaitable[Response]]:
+    def of(self, kind: type[Operation]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             caller = None
             try:

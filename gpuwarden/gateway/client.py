@@ -44,6 +44,7 @@ class GatewayStore:
     Args:
         folder: the worker's folder with the socket.
         worker: its name.
+        queue: its queue.
     """
 
     shared: Final = True
@@ -54,11 +55,11 @@ class GatewayStore:
 
     claims_with_result: Literal[False] = False
 
-    def __init__(self, folder: Path, *, worker: str) -> None:
-        self._door = _Door(folder, worker)
-        self.claims = GatewayClaims(self._door)
-        self.items = GatewayItems(self._door)
-        self.gpu_quarantine = GatewayQuarantine(self._door)
+    def __init__(self, folder: Path, *, worker: str, queue: str) -> None:
+        self._requests, self._queue = _Requests(folder, worker), queue
+        self.claims = GatewayClaims(self._requests)
+        self.items = GatewayItems(self._requests)
+        self.gpu_quarantine = GatewayQuarantine(self._requests)
 
     def now(self) -> float:
         """This host's clock, Unix seconds. The gateway uses its own."""
@@ -66,45 +67,46 @@ class GatewayStore:
 
     def changes(self) -> "GatewayChanges":
         """A wait for jobs of the worker's queue, for one thread."""
-        return GatewayChanges(self._door)
+        return GatewayChanges(self._requests, self._queue)
 
     def inputs(self, job: Job) -> dict[JobId, Result]:
         """Results of the jobs that this job needs."""
-        return {JobId(int(key)): result for key, result in self._door.ask("inputs", **_claim_of(job)).items()}
+        return {JobId(int(key)): result for key, result in self._requests.ask("inputs", **_claim_of(job)).items()}
 
     def ranks(self, job: Job) -> list[Job]:
         """The ranks of this job's gang, in order."""
-        return [wire.job_of(each) for each in self._door.ask("ranks", **_claim_of(job))]
+        return [wire.job_of(each) for each in self._requests.ask("ranks", **_claim_of(job))]
 
     def item_counts(self, job: Job) -> Counter[ItemState]:
         """Number of items of the job's run by state."""
-        found = self._door.ask("items/counts", **_claim_of(job))
+        found = self._requests.ask("items/counts", **_claim_of(job))
         return Counter({ItemState(state): count for state, count in found.items()})
 
     def close(self) -> None:
         """Close this thread's connection."""
-        self._door.close()
+        self._requests.close()
 
 
 class GatewayClaims:
     """The operations on jobs. Their `now` is not sent: the gateway's clock counts."""
 
-    def __init__(self, door: "_Door") -> None:
-        self._door = door
+    def __init__(self, requests: "_Requests") -> None:
+        self._requests = requests
 
     def register(
         self,
         queue: str,
         *,
         host: str,  # noqa: ARG002 - the socket is the host's
-        worker: str,  # noqa: ARG002 - as the door's
+        worker: str,  # noqa: ARG002 - the socket's
         incarnation: str,
         now: float,  # noqa: ARG002
         gpus: Sequence[str] = (),
     ) -> list[JobId]:
         """See `Claims.register`."""
-        self._door.queue = queue
-        return [JobId(each) for each in self._door.ask("register", queue=queue, incarnation=incarnation, gpus=[*gpus])]
+        return [
+            JobId(each) for each in self._requests.ask("register", queue=queue, incarnation=incarnation, gpus=[*gpus])
+        ]
 
     def claim(
         self,
@@ -118,7 +120,7 @@ class GatewayClaims:
         loaded: str | None = None,
     ) -> Job | None:
         """See `Claims.claim`."""
-        found = self._door.ask("claim", queue=queue, incarnation=incarnation, lease_s=lease_s, loaded=loaded)
+        found = self._requests.ask("claim", queue=queue, incarnation=incarnation, lease_s=lease_s, loaded=loaded)
         return None if found is None else wire.job_of(found)
 
     def heartbeat(
@@ -135,7 +137,7 @@ class GatewayClaims:
     ) -> bool:
         """See `Claims.heartbeat`."""
         its = {"queue": queue, "incarnation": incarnation, "model": model, "loaded": loaded}
-        return bool(self._door.ask("heartbeat", **its, completed=completed_at is not None))
+        return bool(self._requests.ask("heartbeat", **its, completed=completed_at is not None))
 
     def renew(self, job_id: int, *, attempt: int, incarnation: str, now: float, lease_s: float = LEASE_S) -> bool:  # noqa: ARG002
         """See `Claims.renew`."""
@@ -208,31 +210,31 @@ class GatewayClaims:
     ) -> bool:
         """See `Claims.is_settled`."""
         its = {"job_id": job_id, "attempt": attempt, "reason": reason}
-        return bool(self._door.ask("is-settled", **its, given_back=given_back, retried_after=retried_after))
+        return bool(self._requests.ask("is-settled", **its, given_back=given_back, retried_after=retried_after))
 
     def others_completed(self, queue: str, *, host: str, worker: str, since: float) -> bool:  # noqa: ARG002
         """See `Claims.others_completed`."""
-        return bool(self._door.ask("others-completed", queue=queue, within_s=max(0.0, time.time() - since)))
+        return bool(self._requests.ask("others-completed", queue=queue, within_s=max(0.0, time.time() - since)))
 
     def retired_for(self, *, host: str, worker: str, incarnation: str) -> Condition | None:  # noqa: ARG002
         """See `Claims.retired_for`."""
-        found = self._door.ask("retired-for", incarnation=incarnation)
+        found = self._requests.ask("retired-for", incarnation=incarnation)
         return None if found is None else Condition(found)
 
     def _on_job(self, path: str, job_id: int, attempt: int, incarnation: str, **others: Any) -> bool:
         claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
-        return bool(self._door.ask(path, **claim, **others))
+        return bool(self._requests.ask(path, **claim, **others))
 
 
 class GatewayItems:
     """The operations on items."""
 
-    def __init__(self, door: "_Door") -> None:
-        self._door = door
+    def __init__(self, requests: "_Requests") -> None:
+        self._requests = requests
 
     def take(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> Item | None:  # noqa: ARG002
         """See `Items.take`."""
-        found = self._door.ask("items/take", job_id=job_id, attempt=attempt, incarnation=incarnation)
+        found = self._requests.ask("items/take", job_id=job_id, attempt=attempt, incarnation=incarnation)
         return None if found is None else wire.item_of(found)
 
     def finish(
@@ -247,31 +249,31 @@ class GatewayItems:
     ) -> bool:
         """See `Items.finish`."""
         claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
-        return bool(self._door.ask("items/finish", **claim, item=item, result=result))
+        return bool(self._requests.ask("items/finish", **claim, item=item, result=result))
 
     def fail(self, job_id: int, *, attempt: int, incarnation: str, item: str, reason: str, now: float) -> bool:  # noqa: ARG002
         """See `Items.fail`."""
         claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
-        return bool(self._door.ask("items/fail", **claim, item=item, reason=reason))
+        return bool(self._requests.ask("items/fail", **claim, item=item, reason=reason))
 
 
 class GatewayQuarantine:
     """The worker's quarantine."""
 
-    def __init__(self, door: "_Door") -> None:
-        self._door = door
+    def __init__(self, requests: "_Requests") -> None:
+        self._requests = requests
 
     def quarantine_of(self, *, host: str, worker: str) -> Quarantine | None:  # noqa: ARG002
         """See `GpuQuarantine.quarantine_of`."""
-        found = self._door.ask("quarantine")
+        found = self._requests.ask("quarantine")
         return None if found is None else wire.quarantine_of(found)
 
 
 class GatewayChanges:
     """A request that the gateway answers when there may be a job, on a separate connection."""
 
-    def __init__(self, door: "_Door") -> None:
-        self._door = door
+    def __init__(self, requests: "_Requests", queue: str) -> None:
+        self._requests, self._queue = requests, queue
         self._connection: _Connection | None = None
 
     def any(self) -> bool:
@@ -286,16 +288,16 @@ class GatewayChanges:
         """
         try:
             if self._connection is None:
-                self._connection = self._door.connection()
-                self._door.send(self._connection, "wait", {"queue": self._door.queue, "timeout_s": wire.WAIT_MAX_S})
+                self._connection = self._requests.connection()
+                self._requests.send(self._connection, "wait", {"queue": self._queue, "timeout_s": wire.WAIT_MAX_S})
             if not select.select([self._connection.sock], [], [], timeout_s)[0]:
                 return False
             connection, self._connection = self._connection, None
-            found = self._door.read(connection)
+            found = self._requests.read(connection)
             connection.close()
         except (OSError, http.client.HTTPException, _Again) as error:
             self.close()
-            raise self._door.no_answer(error) from None
+            raise self._requests.no_answer(error) from None
         return bool(found)
 
     def close(self) -> None:
@@ -327,13 +329,12 @@ class _Connection(http.client.HTTPConnection):
             os.close(folder)
 
 
-class _Door:
+class _Requests:
     """Requests through the socket, with a connection per thread."""
 
     def __init__(self, folder: Path, worker: str) -> None:
         self._folder, self._worker = folder, worker
         self._own = threading.local()
-        self.queue = ""
 
     def connection(self) -> _Connection:
         return _Connection(self._folder)

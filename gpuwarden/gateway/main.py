@@ -29,11 +29,11 @@ from gpuwarden.files import raise_file_limit
 from gpuwarden.format import Help, Parser
 from gpuwarden.gateway.app import REPORT_S, SLOT_BOUNDS, Caller, Counted, create_app
 from gpuwarden.gateway.batching import Batching
+from gpuwarden.gateway.job_watcher import JobWatcher
 from gpuwarden.gateway.operations import HOST_OPERATIONS, OPERATIONS
 from gpuwarden.gateway.ownership import Ownership
 from gpuwarden.gateway.sockets import Sockets
-from gpuwarden.gateway.upstream import CentralUpstream, DatabaseUpstream, Seldom, Upstream
-from gpuwarden.gateway.waiting import Waiting
+from gpuwarden.gateway.upstream import CentralUpstream, DatabaseUpstream, LogLimit, Upstream
 from gpuwarden.gateway.wire import PREFIX
 from gpuwarden.http.check_request import CheckRequest
 from gpuwarden.http.serving import Server, SocketServer, bind
@@ -181,16 +181,16 @@ def _opened(url: str) -> "JobStore":
 
 def _database(store: "JobStore", registry: CollectorRegistry) -> DatabaseUpstream:
     """Answers from a database. Call it in the event loop."""
-    waiting = Waiting(store)
-    waiting.start()
+    watcher = JobWatcher(store)
+    watcher.start()
     Gauge(
         "gpuwarden_gateway_waiting_workers",
         "Workers that wait for a job. A host behind a central gateway counts as one.",
         registry=registry,
-    ).set_function(lambda: waiting.count)
+    ).set_function(lambda: watcher.count)
     ownership = Ownership(store.batches.owned)
     ownership.start()
-    return DatabaseUpstream(store, waiting, ownership, threads=THREADS)
+    return DatabaseUpstream(store, watcher, ownership, threads=THREADS)
 
 
 def _ready(web: WebConfig, listener: socket.socket, **its: Any) -> partial[None]:
@@ -228,7 +228,7 @@ async def _keep(sockets: Sockets, app: ASGIApp, host: str) -> None:
     """Serve a socket in each folder, and follow new and removed folders."""
     servers: dict[str, SocketServer] = {}
     starting: set[asyncio.Task[None]] = set()
-    replaced = Seldom(REPORT_S)
+    replaced = LogLimit(REPORT_S)
 
     def created(folder: str) -> SocketServer:
         caller = Caller(name=folder, host=host, may_be=partial(sockets.may_be, folder), bounds=SLOT_BOUNDS)

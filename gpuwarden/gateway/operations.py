@@ -103,15 +103,21 @@ class Wait(Operation):
     timeout_s: Annotated[float, Field(ge=0, le=WAIT_MAX_S)]
 
 
-class Heartbeat(Operation):
-    """Refresh the worker's row."""
+class BeatOf(BaseModel):
+    """A heartbeat of a worker of the host."""
 
-    path = "heartbeat"
+    worker: Name
     queue: Text
     incarnation: Text
     model: Text | None = None
     loaded: Text | None = None
     completed: bool = False
+
+
+class Heartbeat(BeatOf, Operation):
+    """Refresh the worker's row."""
+
+    path = "heartbeat"
 
     def run(self, store: "JobStore", host: str) -> Any:  # noqa: D102
         now = store.now()
@@ -158,12 +164,22 @@ class QuarantineOf(Operation):
         return store.gpu_quarantine.quarantine_of(host=host, worker=self.worker)
 
 
-class OnJob(Operation):
-    """An operation on a claimed job. It has no effect if this slot does not hold that attempt."""
+class ClaimOf(BaseModel):
+    """A claim of a worker of the host."""
 
+    worker: Name
     job_id: JobNumber
     attempt: Attempt
     incarnation: Text
+
+    def of(self, host: str) -> SlotClaim:
+        """The claim, with its host."""
+        return SlotClaim(self.job_id, self.attempt, self.incarnation, host, self.worker)
+
+
+class OnJob(ClaimOf, Operation):
+    """An operation on a claimed job. It has no effect if this slot does not hold that attempt."""
+
     refused: ClassVar[Any] = False
 
     @property
@@ -214,10 +230,6 @@ class Owns(OnJob):
     """Whether the attempt still owns its job. A gateway reads it for many at once."""
 
     path = "owns"
-
-    def of(self, host: str) -> SlotClaim:
-        """The claim, with its host."""
-        return SlotClaim(self.job_id, self.attempt, self.incarnation, host, self.worker)
 
     def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
         return store.claims.owns(self.job_id, **self.claim)
@@ -361,34 +373,10 @@ class CountItems(OnJob):
         return store.item_counts(store.job(self.job_id))
 
 
-class ClaimOf(BaseModel):
-    """A claim of a worker of the host."""
-
-    worker: Name
-    job_id: JobNumber
-    attempt: Attempt
-    incarnation: Text
-
-    def of(self, host: str) -> SlotClaim:
-        """The claim, with its host."""
-        return SlotClaim(self.job_id, self.attempt, self.incarnation, host, self.worker)
-
-
 class RenewalOf(ClaimOf):
     """A lease to extend."""
 
     lease_s: Lease
-
-
-class BeatOf(BaseModel):
-    """A heartbeat of a worker of the host."""
-
-    worker: Name
-    queue: Text
-    incarnation: Text
-    model: Text | None = None
-    loaded: Text | None = None
-    completed: bool = False
 
 
 class HostOperation(Operation):

@@ -19,7 +19,7 @@ from gpuwarden.gateway import report_page
 from gpuwarden.gateway.app import REPORT_S, Bounds, Caller, Counted, RefusedError, parsed, read_body, to_response
 from gpuwarden.gateway.central import Hosts, bearer, check_host
 from gpuwarden.gateway.report_page import GpuReport, Report, TasksReport
-from gpuwarden.gateway.upstream import Answer, Seldom, failed
+from gpuwarden.gateway.upstream import Answer, LogLimit, failed
 from gpuwarden.gateway.wire import BODY_MAX_BYTES
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.hosts.reports import Kind
@@ -83,7 +83,7 @@ class Reports:
         self._open, self._unknown_open = _Open(), _Open()
         self._callers: dict[str, Caller] = {}
         self._seen: set[tuple[str, Kind]] = set()
-        self._unknown = Seldom(REPORT_S)
+        self._unknown = LogLimit(REPORT_S)
 
     def add_to(self, app: FastAPI) -> None:
         """Add the requests of hosts."""

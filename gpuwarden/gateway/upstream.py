@@ -16,9 +16,9 @@ from gpuwarden.db.errors import NoAnswerError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import ReloadingFile
 from gpuwarden.format import error_text
+from gpuwarden.gateway.job_watcher import JobWatcher
 from gpuwarden.gateway.operations import Claim, NotHeldError, Operation, Owns, Wait, Watch
 from gpuwarden.gateway.ownership import Ownership
-from gpuwarden.gateway.waiting import Waiting
 from gpuwarden.gateway.wire import ERRORS, HOST, PREFIX, REQUEST_ID, WAIT_MAX_S, to_wire
 from gpuwarden.http.address import checked_address, tls_context
 
@@ -39,7 +39,7 @@ LOG_S: Final = 10.0
 log: Final = structlog.get_logger("gateway")
 
 
-class Seldom:
+class LogLimit:
     """Limits log lines to one in `every_s` seconds."""
 
     def __init__(self, every_s: float) -> None:
@@ -54,7 +54,7 @@ class Seldom:
         return True
 
 
-_failures: Final[dict[str, Seldom]] = defaultdict(partial(Seldom, LOG_S))
+_failures: Final[dict[str, LogLimit]] = defaultdict(partial(LogLimit, LOG_S))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +81,13 @@ class DatabaseUpstream:
 
     Args:
         store: the queue.
-        waiting: the workers that wait for jobs.
+        watcher: the workers that wait for jobs.
         ownership: which claims are still owned.
         threads: most operations at once.
     """
 
-    def __init__(self, store: "JobStore", waiting: Waiting, ownership: Ownership, *, threads: int) -> None:
-        self._store, self._waiting, self._ownership = store, waiting, ownership
+    def __init__(self, store: "JobStore", watcher: JobWatcher, ownership: Ownership, *, threads: int) -> None:
+        self._store, self._watcher, self._ownership = store, watcher, ownership
         self._limiter = CapacityLimiter(threads)
 
     async def carry_out(self, operation: Operation, *, host: str, request_id: str) -> Answer:  # noqa: ARG002
@@ -95,7 +95,7 @@ class DatabaseUpstream:
         found: Any = None
         try:
             if isinstance(operation, Wait):
-                found = await self._waiting.wait(operation.queue, operation.timeout_s)
+                found = await self._watcher.wait(operation.queue, operation.timeout_s)
             elif isinstance(operation, Owns):
                 found = await self._ownership.owns(operation.of(host))
                 if found is False:
@@ -117,14 +117,14 @@ class DatabaseUpstream:
             return failed(500, "queue", error_text(error))
         finally:
             if isinstance(operation, Claim):
-                self._waiting.claimed(operation.queue, found=found is not None)
+                self._watcher.claimed(operation.queue, found=found is not None)
         if found is None and isinstance(operation, Owns | Watch):
             return _unanswered("the claims of workers could not be read")
         return Answer(status=200, content={"result": to_wire(found)}, outcome="done")
 
     async def close(self) -> None:
         """Answer all who wait."""
-        self._waiting.close()
+        self._watcher.close()
         await self._ownership.close()
 
 

@@ -148,7 +148,7 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
         )
         with reporter:
             store = answer(
-                lambda: _store(arguments.queue_db, folder, settings.name),
+                lambda: _store(arguments.queue_db, folder, settings),
                 worker=settings.name,
                 stop=stop,
                 reporter=reporter,
@@ -196,7 +196,7 @@ def _log_folder(arguments: argparse.Namespace) -> Path | None:
     return folder
 
 
-def _store(url: str, folder: Path, worker: str) -> "JobStore | GatewayStore":
+def _store(url: str, folder: Path, settings: Settings) -> "JobStore | GatewayStore":
     """The queue: through the gateway's socket in the worker's folder, or in a database.
 
     Raises:
@@ -206,7 +206,7 @@ def _store(url: str, folder: Path, worker: str) -> "JobStore | GatewayStore":
         return created(url)
     if not socket_in(folder):
         raise NoAnswerError(f"no socket in {folder} yet: start `gpuwarden gateway host` on this host")
-    return GatewayStore(folder, worker=worker)
+    return GatewayStore(folder, worker=settings.name, queue=settings.queue)
 
 
 def _directory(arguments: argparse.Namespace, body: Body | None) -> Path:

@@ -75,7 +75,7 @@ class Scene:
     jobs: dict[str, Job]
 
     def door(self, worker: str) -> GatewayStore:
-        return GatewayStore(self.run / worker, worker=worker)
+        return GatewayStore(self.run / worker, worker=worker, queue="gpu")
 
     def facts(self, **more: Any) -> str:
         jobs = [

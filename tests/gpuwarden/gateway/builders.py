@@ -4,10 +4,12 @@ import gzip
 import http.client
 import json
 import re
+import ssl
 import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.certificates import Authority
 from tests.gpuwarden.worker.builders import Spawn
 from tests.waiting import eventually
 
@@ -25,10 +27,14 @@ class Reply(NamedTuple):
 
 
 class CentralDoor:
-    """A central gateway on loopback. Its requests are without TLS."""
+    """A central gateway on loopback, with TLS if an authority is given."""
 
-    def __init__(self, spawn: Spawn, folder: Path, url: str, *options: str) -> None:
-        self._spawn, self._url, self._options, self.port = spawn, url, options, 0
+    def __init__(self, spawn: Spawn, folder: Path, url: str, *options: str, ours: Authority | None = None) -> None:
+        self._spawn, self._url, self._options, self.ours, self.port = spawn, url, options, ours, 0
+        if ours is not None:
+            web = folder / "web.yml"
+            web.write_text(f"tls_server_config: {{cert_file: {ours.server.cert}, key_file: {ours.server.key}}}\n")
+            self._options = (*options, "--web-config-file", str(web))
         self.log = folder / "central.log"
         self.process = self.start()
 
@@ -45,7 +51,14 @@ class CentralDoor:
     @property
     def url(self) -> str:
         """Its address."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.ours is None else 'https'}://127.0.0.1:{self.port}"
+
+    def connect(self) -> http.client.HTTPConnection:
+        """A connection."""
+        if self.ours is None:
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        context = ssl.create_default_context(cafile=str(self.ours.own.cert))
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=context)
 
     def post(self, path: str, body: bytes | str | dict[str, Any], token: str | None = None, **headers: str) -> Reply:
         """A request as any program can make it."""
@@ -53,7 +66,7 @@ class CentralDoor:
         if token is not None:
             its["Authorization"] = f"Bearer {token}"
         sent = json.dumps(body).encode() if isinstance(body, dict) else body
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = self.connect()
         try:
             connection.request("POST", path, sent, its)
             answer = connection.getresponse()
@@ -67,7 +80,7 @@ class CentralDoor:
 
     def get(self, path: str) -> str:
         """A page."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = self.connect()
         try:
             connection.request("GET", path)
             answer = connection.getresponse()

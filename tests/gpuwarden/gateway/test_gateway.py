@@ -78,7 +78,7 @@ def claim(through: GatewayStore, incarnation: str = "i2") -> Job:
 @pytest.mark.usefixtures("door")
 def test_job_goes_through_the_socket_as_through_a_database(rooms: Path, store: JobStore) -> None:
     submit(store, payload={"a": [1, None, "ü"]}, steps_total=7)
-    with_socket = GatewayStore(rooms / "w2", worker="w2")
+    with_socket = GatewayStore(rooms / "w2", worker="w2", queue="gpu")
 
     job = claim(with_socket)
     claim_of: dict[str, Any] = {"attempt": job.attempt, "incarnation": "i2"}
@@ -97,8 +97,10 @@ def test_slot_cannot_act_on_the_job_of_another(rooms: Path, store: JobStore) -> 
     """It knows all that proves the claim, and takes the other's incarnation."""
     store.items.add("r1", ["a"], now=store.now())
     submit(store, run_id="r1")
-    theirs = claim(GatewayStore(rooms / "w2", worker="w2"))
-    GatewayStore(rooms / "w1", worker="w1").claims.register("gpu", host="", worker="w1", incarnation="i2", now=0.0)
+    theirs = claim(GatewayStore(rooms / "w2", worker="w2", queue="gpu"))
+    GatewayStore(rooms / "w1", worker="w1", queue="gpu").claims.register(
+        "gpu", host="", worker="w1", incarnation="i2", now=0.0
+    )
     body = {"job_id": theirs.job_id, "attempt": theirs.attempt, "incarnation": "i2", "lease_s": 9000,
             "reason": "stolen", "item": "a", "result": "stolen", "queue": "gpu",
             "timeout_s": 1, "within_s": 1}  # fmt: skip
@@ -117,7 +119,7 @@ def test_slot_cannot_act_on_the_job_of_another(rooms: Path, store: JobStore) -> 
 @pytest.mark.usefixtures("door")
 def test_repeated_request_gets_the_first_answer(rooms: Path, store: JobStore) -> None:
     submit(store)
-    job = claim(GatewayStore(rooms / "w2", worker="w2"))
+    job = claim(GatewayStore(rooms / "w2", worker="w2", queue="gpu"))
     body = {"worker": "w2", "job_id": job.job_id, "attempt": job.attempt, "incarnation": "i2"}
 
     first = post(rooms, "w2", PREFIX + "complete", body, "one")
@@ -210,9 +212,7 @@ def test_caller_with_a_bound_socket_is_served_as_others(rooms: Path, tmp_path: P
 
 @pytest.mark.usefixtures("door")
 def test_waiting_worker_that_is_gone_takes_no_wake(rooms: Path, store: JobStore) -> None:
-    through = [GatewayStore(rooms / name, worker=name) for name in ("w1", "w2")]
-    for each in through:
-        each._door.queue = "gpu"
+    through = [GatewayStore(rooms / name, worker=name, queue="gpu") for name in ("w1", "w2")]
     gone, waits = (each.changes() for each in through)
     assert not gone.wait(0.01)
     gone.close()
@@ -227,10 +227,9 @@ def test_waiting_worker_that_is_gone_takes_no_wake(rooms: Path, store: JobStore)
 
 @pytest.mark.usefixtures("door")
 def test_one_job_wakes_at_most_two_of_many_waiting_workers(rooms: Path, store: JobStore) -> None:
-    through = [GatewayStore(rooms / f"w{1 + n % 2}", worker=f"w{1 + n % 2}") for n in range(20)]
+    through = [GatewayStore(rooms / f"w{1 + n % 2}", worker=f"w{1 + n % 2}", queue="gpu") for n in range(20)]
     waits: list[GatewayChanges] = []
     for each in through:
-        each._door.queue = "gpu"
         waits.append(each.changes())
         assert not waits[-1].wait(0.01)
 
@@ -245,7 +244,7 @@ def test_one_job_wakes_at_most_two_of_many_waiting_workers(rooms: Path, store: J
 
 @pytest.mark.usefixtures("door")
 def test_replaced_worker_ends(rooms: Path) -> None:
-    old = GatewayStore(rooms / "w2", worker="w2")
+    old = GatewayStore(rooms / "w2", worker="w2", queue="gpu")
     its: dict[str, Any] = {"host": "box1", "worker": "w2", "now": 0.0}
     old.claims.register("gpu", incarnation="old", **its)
     old.claims.register("gpu", incarnation="new", **its)
@@ -262,7 +261,7 @@ def test_gateway_that_was_killed_is_followed_by_its_successor(
     first = gateway(spawn, rooms, url)
     eventually((rooms / "w2" / SOCKET_NAME).is_socket, "the socket is there")
     submit(store)
-    through = GatewayStore(rooms / "w2", worker="w2")
+    through = GatewayStore(rooms / "w2", worker="w2", queue="gpu")
     job = eventually(lambda: _answered(lambda: claim(through)), "the job is claimed")
 
     first.kill()
@@ -284,14 +283,14 @@ def test_gateway_of_another_version_is_named(rooms: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("gpuwarden.gateway.wire.PREFIX", "/v9/")
 
     with pytest.raises(DatabaseError, match="this gateway has version 1; use the same release"):
-        GatewayStore(rooms / "w1", worker="w1").gpu_quarantine.quarantine_of(host="box1", worker="w1")
+        GatewayStore(rooms / "w1", worker="w1", queue="gpu").gpu_quarantine.quarantine_of(host="box1", worker="w1")
 
 
 def test_absent_gateway_is_no_answer(rooms: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuwarden.gateway.client.ANSWER_S", 0.1)
 
     with pytest.raises(NoAnswerError, match=r"queue\.sock does not answer"):
-        GatewayStore(rooms / "w1", worker="w1").claims.owns(1, attempt=1, incarnation="i")
+        GatewayStore(rooms / "w1", worker="w1", queue="gpu").claims.owns(1, attempt=1, incarnation="i")
 
 
 def _answered(ask: Callable[[], Any]) -> Any:

@@ -35,7 +35,7 @@ RETRY_S: Final = 1.0
 log: Final = structlog.get_logger("gateway")
 
 
-class Waiting:
+class JobWatcher:
     """The waiting callers of each queue, and a thread that watches the queue for them."""
 
     def __init__(self, store: "JobStore") -> None:

@@ -5,7 +5,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-from gpuwarden.gateway.waiting import Waiting
+from gpuwarden.gateway.job_watcher import JobWatcher
 
 
 class Changes:
@@ -21,21 +21,21 @@ def test_job_that_the_woken_worker_may_not_take_wakes_the_next_one_soon() -> Non
     woken: list[int] = []
 
     async def run() -> None:
-        waiting = Waiting(store)
+        watcher = JobWatcher(store)
 
         async def locked(number: int) -> None:
-            while await waiting.wait("gpu", 20):
+            while await watcher.wait("gpu", 20):
                 woken.append(number)
-                waiting.claimed("gpu", found=False)
+                watcher.claimed("gpu", found=False)
 
         async with asyncio.timeout(4):
             others = [asyncio.create_task(locked(number)) for number in range(8)]
             await asyncio.sleep(0)
-            may_take = asyncio.create_task(waiting.wait("gpu", 20))
-            waiting.start()
+            may_take = asyncio.create_task(watcher.wait("gpu", 20))
+            watcher.start()
             assert await may_take
         await asyncio.sleep(1)
-        waiting.close()
+        watcher.close()
         for each in others:
             each.cancel()
 
