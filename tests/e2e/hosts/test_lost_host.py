@@ -1,19 +1,17 @@
 """Two hosts with one queue and one ledger in PostgreSQL: one host becomes silent, and a gang on both deadlocks.
 
-The Prometheus of the right host scrapes both. The job of the silent host is held and then continues. A suspended
-process behaves like one that is cut off: it does not answer, and continues later.
+The Prometheus of the right host scrapes both. The job of the silent host is held and then continues.
 """
 
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 from gpuwarden.job import JobClass, State
 from gpuwarden.queue import Job, Submission
@@ -22,14 +20,12 @@ from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
 from testbed.postgres import Postgres
-from testbed.stage import Stage, stage, with_action
-from testbed.workers import Database, DockerFleet, WorkerOptions
-from tests.waiting import eventually
+from testbed.stage import Stage, with_action
+from testbed.workers import Database
+from tests.e2e.hosts.stages import FINE, LONG, NEVER_S, PROGRAMS, Host, Hosts, add_scrape_target, host
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.needs_postgres, pytest.mark.slow]
 
-NEVER_S = 3600.0
-LOST_AFTER_S = 10.0
 SILENCE_S = 10.0
 STUCK_S = 10.0
 HOLDER, SHARER, OTHER = "gpuwarden-lost-holder", "gpuwarden-lost-sharer", "gpuwarden-lost-other"
@@ -37,10 +33,7 @@ FIRST, SECOND = "gpuwarden-gang-first", "gpuwarden-gang-second"
 WAITING, WORKING = "gpuwarden-gang-waits", "gpuwarden-gang-works"
 GANGS = (FIRST, SECOND, WAITING, WORKING)
 QUEUES = {SHARER: "shared", FIRST: "gang", SECOND: "gang", WAITING: "barrier", WORKING: "barrier"}
-PROGRAMS = ("execute", "serve")
 
-LONG = Script(picture="long", load_s=0.5, load_mib=8, steps=280, step_s=0.25)
-FINE = Script(picture="fine", load_s=0.2, load_mib=4, steps=2, step_s=0.1)
 DEADLOCK = Script(
     picture="deadlock", load_s=0.2, load_mib=4, steps=42, step_s=0.1,
     wedge_attempts=1, wedge_after_step=40, wedge_spins=True,
@@ -53,34 +46,6 @@ BARRIER = replace(DEADLOCK, picture="barrier", spared_rank=1, slow_step=41, slow
 """Rank 0 waits in the same way, while rank 1 has one slow step with its GPU at 93 %."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Host:
-    """One host, and its containers as the engine sees them."""
-
-    stage: Stage
-    fleet: DockerFleet
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hosts:
-    """Both hosts. The left one becomes silent."""
-
-    left: Host
-    right: Host
-
-    def until(self, holds: Callable[[], object], what: str, within_s: float = 120) -> None:
-        """Wait for a condition; on failure print the log of the right executor."""
-        ledger = self.right.stage.ledger
-
-        def log() -> str:
-            accounts = [str(ledger.reports.get(each.episode_id)) for each in ledger.reports.newest()]
-            return "\n".join(
-                [*accounts, self.right.stage.chain.log_tail("execute"), *map(self.left.fleet.logs, (HOLDER, FIRST))]
-            )
-
-        eventually(holds, what, within_s=within_s, log=log)
-
-
 @pytest.fixture(scope="module")
 def hosts(work: Path, engine: Engine, postgres: Postgres) -> Iterator[Hosts]:
     postgres.create("lost_node")
@@ -91,8 +56,8 @@ def hosts(work: Path, engine: Engine, postgres: Postgres) -> Iterator[Hosts]:
     right_slots += [Slot(worker=worker, gpus=(f"GPU-{worker}",)) for worker in (SECOND, WORKING)]
     with (
         short_limits(),
-        host(work / "left", engine, database, left_slots) as left,
-        host(work / "right", engine, database, right_slots) as right,
+        host(work / "left", engine, database, left_slots, QUEUES) as left,
+        host(work / "right", engine, database, right_slots, QUEUES) as right,
     ):
         add_scrape_target(right.stage, left.stage)
         yield Hosts(left=left, right=right)
@@ -106,38 +71,6 @@ def short_limits() -> Iterator[None]:
         patched.setenv("GPUWARDEN_EXPORTER_STUCK_MIN_S", str(STUCK_S))
         patched.setenv("GPUWARDEN_EXPORTER_STUCK_FACTOR", "1")  # on a busy machine any step may be long
         yield
-
-
-@contextmanager
-def host(
-    work: Path, engine: Engine, database: Database, slots: list[Slot], queues: dict[str, str] = QUEUES
-) -> Iterator[Host]:
-    with stage(
-        work,
-        engine,
-        slots,
-        host=work.name,
-        database=database,
-        data=work.parent / "data",
-        armed=True,
-        dead_after_s=NEVER_S,
-        host_lost_after_s=LOST_AFTER_S,
-        sweep_interval_s=1.0,
-        queues=queues,
-        options=WorkerOptions(heartbeat_s=1.0),
-    ) as scene:
-        assert isinstance(scene.fleet, DockerFleet)
-        yield Host(stage=scene, fleet=scene.fleet)
-
-
-def add_scrape_target(watcher: Stage, other: Stage) -> None:
-    """Make one host's Prometheus scrape the exporter of another."""
-    file = watcher.chain.plan.work / "prometheus.yml"
-    config = yaml.safe_load(file.read_text())
-    address, its_host = other.chain.exporter_url.removeprefix("http://"), other.chain.plan.host
-    config["scrape_configs"][0]["static_configs"].append({"targets": [address], "labels": {"host": its_host}})
-    file.write_text(yaml.safe_dump(config))
-    watcher.chain.signal("prometheus", signal.SIGHUP)
 
 
 @pytest.mark.behaviour("D4")

@@ -24,7 +24,7 @@ from testbed.gpu_simulator import Slot
 from testbed.postgres import Postgres
 from testbed.stage import with_action
 from testbed.workers import Database
-from tests.e2e.hosts.test_lost_host import FINE, LONG, NEVER_S, PROGRAMS, Hosts, host
+from tests.e2e.hosts.stages import FINE, LONG, NEVER_S, PROGRAMS, Hosts, host
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.needs_postgres, pytest.mark.slow]
@@ -45,7 +45,7 @@ def hosts(work: Path, engine: Engine, postgres: Postgres, monkeypatch: pytest.Mo
         with closing(JobStore.open(queue)) as store:
             token = store.host_tokens.enrol("left", scopes=[Scope.REPORTS], now=store.now())
         (work / "token").write_text(token)
-        right = stack.enter_context(host(work / "right", engine, database, [slot(OTHER, "other")]))
+        right = stack.enter_context(host(work / "right", engine, database, [slot(OTHER, "other")], {}))
         monkeypatch.setenv("GPUWARDEN_EXPORTER_PUSH", url)
         monkeypatch.setenv("GPUWARDEN_EXPORTER_TOKEN_FILE", str(work / "token"))
         monkeypatch.setenv("GPUWARDEN_EXPORTER_PUSH_INTERVAL_S", "1")
