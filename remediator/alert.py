@@ -69,20 +69,23 @@ def subject(labels: Mapping[str, str]) -> tuple[Subject, str]:
     return Subject.HOST, labels.get("host", "")
 
 
-def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits]) -> Refusal | None:
+def admit(
+    alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits], shared: bool = False
+) -> Refusal | None:
     """Check whether an alert is accepted; `None` means yes.
 
     Args:
         alert: the alert.
         hosts: hosts with an executor in this ledger.
         remedies: the known remedies. An alert whose condition a remedy cannot confirm would block the episode.
+        shared: other hosts use the ledger. An alert about a whole host is then accepted without an executor there.
     """
     labels = alert.labels
     found = labels.get("host", "")
     remedy = labels.get("remedy", "")
     if not found:
         reason, message = Reason.NO_HOST, "no label `host`: set it as a target label in the scrape configuration"
-    elif found not in hosts:
+    elif found not in hosts and not (shared and _is_about_hosts(remedy, remedies)):
         known = ", ".join(sorted(hosts)[:10])
         reason, message = Reason.OTHER_HOST, f"host {_short(found)} has no executor in this ledger; known: {known}"
     elif remedy not in remedies:
@@ -106,6 +109,10 @@ def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits
     else:
         return None
     return Refusal(reason=reason, message=message, fingerprint=alert.fingerprint, labels=labels)
+
+
+def _is_about_hosts(remedy: str, remedies: Mapping[str, Admits]) -> bool:
+    return remedy in remedies and remedies[remedy].subject is Subject.HOST
 
 
 def _admit_container(alert: Alert, remedy: str) -> Refusal | None:

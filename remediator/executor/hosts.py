@@ -22,6 +22,7 @@ class HostLiveness:
         self._heartbeats: dict[str, tuple[float, float]] = {}
         self._alive_at_s: dict[str, float] = {}
         self._silent_since_s: dict[int, float] = {}
+        self._began_s: float | None = None
         self.silent_episodes: Sequence[Episode] = ()
         """The open episodes about silent hosts."""
 
@@ -36,6 +37,8 @@ class HostLiveness:
     def observe(self) -> None:
         """Read all heartbeats and note when each one changed."""
         now_s = self._clock.now_s()
+        if self._began_s is None:
+            self._began_s = now_s
         for host, heartbeat_at in self._ledger.executors.last_beats().items():
             before = self._heartbeats.get(host)
             if before is None or before[0] != heartbeat_at:
@@ -48,8 +51,9 @@ class HostLiveness:
         return host == self._host or now_s - self._alive_at_s.get(host, -ALIVE_S) < ALIVE_S
 
     def silent_s(self, host: str, now_s: float) -> float:
-        """Seconds without a new heartbeat of a host's executor, while the loop ran."""
-        return now_s - self._clock.since(self._heartbeats.get(host, (0.0, now_s))[1], now_s)
+        """Seconds without a new heartbeat of a host's executor, while the loop ran. The host may have no executor."""
+        began_s = now_s if self._began_s is None else self._began_s
+        return now_s - self._clock.since(self._heartbeats.get(host, (0.0, began_s))[1], now_s)
 
     def count_alive(self, now_s: float) -> int:
         """Count the hosts that are alive, including this one."""

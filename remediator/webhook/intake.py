@@ -26,7 +26,8 @@ class Inbox:
 
     Args:
         ledger: stores the alerts.
-        host: this host's key. Alerts for a host without an executor in this ledger are recorded and refused.
+        host: this host's key. Alerts for a host without an executor in this ledger are recorded and refused, but not
+            those about a lost host in a shared ledger: any executor holds its jobs.
     """
 
     def __init__(self, ledger: Ledger, *, host: str) -> None:
@@ -79,7 +80,10 @@ class Inbox:
         return [(len(its), len(others)) for its, others in admitted]
 
     def _admit(self, payload: _Payload, hosts: Collection[str]) -> tuple[list[alerts.Alert], list[alerts.Refusal]]:
-        admitted = [(each, alerts.admit(each, hosts=hosts, remedies=REMEDIES)) for each in payload.found]
+        admitted = [
+            (each, alerts.admit(each, hosts=hosts, remedies=REMEDIES, shared=self._ledger.shared))
+            for each in payload.found
+        ]
         accepted = [each for each, refusal in admitted if refusal is None]
         return accepted, [*payload.refusals, *(refusal for _, refusal in admitted if refusal is not None)]
 

@@ -349,6 +349,24 @@ def test_alert_of_another_subject_is_admitted_or_refused(found: Any, reason: str
     assert refusal is None or refusal.message.isprintable()
 
 
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        pytest.param(host_alert(host="box2"), None, id="about a whole host"),
+        pytest.param(
+            host_alert(host="box2", worker="w1"), Reason.NO_HOST_ALONE, id="about a whole host, names a worker"
+        ),
+        pytest.param(host_alert(host="box2", remedy="reboot"), Reason.OTHER_HOST, id="unknown remedy"),
+        pytest.param(alert(host="box2"), Reason.OTHER_HOST, id="about a worker"),
+        pytest.param(host_alert(host=None), Reason.NO_HOST, id="no host"),
+    ],
+)
+def test_shared_ledger_admits_a_lost_host_without_an_executor(found: Any, reason: str | None) -> None:
+    refusal = admit(found, hosts={HOST}, remedies=REMEDIES, shared=True)
+
+    assert (refusal.reason if refusal else None) == reason
+
+
 def test_subject_is_the_worker_else_the_container_else_the_host() -> None:
     assert subject(alert(worker="w1", container="c1").labels) == (Subject.WORKER, "w1")
     assert subject(server_alert(container="c1").labels) == (Subject.SERVER, "c1")

@@ -142,6 +142,19 @@ def test_job_of_a_silent_host_is_held_and_resumes(ledger: Ledger, other: Ledger,
 
 
 @pytest.mark.behaviour("D4")
+def test_job_of_a_silent_host_without_an_executor_is_held(
+    ledger: Ledger, ledgers: Callable[[str], Ledger], store: JobStore
+) -> None:
+    arm(ledger)
+    found = ledgers("box2")
+    assert Inbox(found, host="box2").take([host_alert()], []).result(10) == (1, 0)
+    job_id = silent_job(store)
+
+    with looping(observer(found, store)):
+        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "it is held")
+
+
+@pytest.mark.behaviour("D4")
 def test_job_with_a_worker_heartbeat_is_not_lost(ledger: Ledger, other: Ledger, store: JobStore) -> None:
     job_id = silent_job(store)
     hear(store, job_id)
