@@ -1,4 +1,4 @@
-"""`gpuwarden host`: enrol hosts, and list, rotate and revoke their tokens."""
+"""`gpuwarden host`: enrol hosts, list, rotate and revoke their tokens, and forget hosts."""
 
 import argparse
 import sys
@@ -11,6 +11,7 @@ from gpuwarden.cli.acts import add_act, add_json
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, format_duration, format_time, nearest, show, show_json, table
 from gpuwarden.queue import JobStore
+from gpuwarden.queue.hosts.silence import QUIET_S, SeenHost
 from gpuwarden.queue.hosts.tokens import GRACE_MAX_S, HostToken, Scope
 from gpuwarden.queue.open import current, existing
 from gpuwarden.state_file import StateFileError, check_name
@@ -56,17 +57,44 @@ def _revoke(store: JobStore, arguments: argparse.Namespace) -> int:
     return 1
 
 
+def _forget(store: JobStore, arguments: argparse.Namespace) -> int:
+    if store.seen_hosts.forget(arguments.host, now=store.now()):
+        show(f"{arguments.host} is forgotten until it is heard again")
+        return 0
+    why = f"no gateway knows it, or it was heard in the last {QUIET_S:.0f} s: stop its workers first"
+    show(f"gpuwarden host: {arguments.host} is not forgotten: {why}", file=sys.stderr)
+    return 1
+
+
 def _list(store: JobStore, arguments: argparse.Namespace) -> int:
     found, now = store.host_tokens.rows(), store.now()
+    seen = {each.host: each for each in store.seen_hosts.rows()}
+    others = [each for host, each in seen.items() if host not in {token.host for token in found}]
     if arguments.json:
-        for each in found:
-            show_json(_json_of(each, now))
-    elif found:
-        rows = [(each.host, _state(each, now), *_figures(each, now)) for each in found]
-        show(*table(("HOST", "STATE", "SCOPES", "CREATED", "SEEN"), rows))
+        for token in found:
+            show_json(_json_of(token, now) | _times(seen.get(token.host)))
+        for host in others:
+            show_json({"host": host.host} | _times(host))
+    elif found or others:
+        rows = [
+            (each.host, _state(each, now), *_figures(each, now), _heard(seen.get(each.host), now)) for each in found
+        ]
+        rows += [(each.host, "no token", "-", "-", "-", _heard(each, now)) for each in others]
+        show(*table(("HOST", "STATE", "SCOPES", "CREATED", "SEEN", "HEARD"), rows))
     else:
         show("no host is enrolled: `gpuwarden host enrol NAME` makes its token", file=sys.stderr)
     return 0
+
+
+def _heard(seen: SeenHost | None, now: float) -> str:
+    if seen is None:
+        return "-"
+    return f"{'lost, ' if seen.lost_at is not None else ''}{format_duration(seen.silent_s(now))} ago"
+
+
+def _times(seen: SeenHost | None) -> dict[str, float | None]:
+    its = (None, None) if seen is None else (seen.heard_at, seen.lost_at)
+    return dict(zip(("heard_at", "lost_at"), its, strict=True))
 
 
 def _show(store: JobStore, arguments: argparse.Namespace) -> int:
@@ -145,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     enrolling = add_act(acts, "enrol", _enrol, "make the token of a host, and print it once")
     enrolling.add_argument("--scopes", type=_scopes, default=tuple(Scope), help=f"{scopes}; default: all")
 
-    listing = add_act(acts, "list", _list, "list hosts with the last use of their tokens")
+    listing = add_act(acts, "list", _list, "list hosts with the last use of their tokens, and when they were heard")
     add_json(listing, "print one JSON object per line; times are Unix seconds")
 
     showing = add_act(acts, "show", _show, "show the reports of a host, and its tokens without their secrets")
@@ -157,7 +185,10 @@ def _parser() -> argparse.ArgumentParser:
         "--grace-s", type=_grace_s, default=0.0, metavar="SECONDS", help="how long the old token stays valid, seconds"
     )
 
+    forgetting = add_act(
+        acts, "forget", _forget, "forget a removed host, so that it is not lost; exit code 1 if it was heard lately"
+    )
     revoking = add_act(acts, "revoke", _revoke, "end all tokens of a host at once; exit code 1 if it has none")
-    for act in (enrolling, showing, rotating, revoking):
+    for act in (enrolling, showing, rotating, revoking, forgetting):
         act.add_argument("host", metavar="NAME", type=_host, help="host key of the host, as in its file `host`")
     return parser

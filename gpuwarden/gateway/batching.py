@@ -43,6 +43,9 @@ from gpuwarden.gateway.wire import BODY_MAX_BYTES, WAIT_MAX_S
 SYNC_S: Final = 10.0
 """Interval of messages with heartbeats and renewals, seconds. A sixth of a lease, if that is less."""
 
+IDLE_SYNC_S: Final = 30.0
+"""Interval of messages without a worker, seconds, by which the host is heard."""
+
 SPARE_S: Final = 2.0
 """The part of a margin in which no renewal is accepted, seconds: a worker checks its lease each second."""
 
@@ -135,6 +138,7 @@ class Batching:
 
     def start(self) -> None:
         """Start to send. Call it in the event loop."""
+        self._plan(IDLE_SYNC_S)
         self._tasks = [asyncio.create_task(_repeat(step)) for step in (self._keep_syncing, self._keep_watching)]
 
     async def carry_out(self, operation: Operation, *, host: str, request_id: str) -> Answer:  # noqa: ARG002
@@ -310,24 +314,26 @@ class Batching:
             return
         self._sync_s = math.inf
         synced, self._synced = self._synced, []
-        is_done = await self._sync()
+        is_done = await self._sync(idle=True)
         for each in synced:
             if not each.done():
                 each.set_result(None)
+        self._plan(IDLE_SYNC_S)
         if not is_done:
             await _pause()
             self._plan(0.0)
         await asyncio.sleep(LEAST_S)
 
-    async def _sync(self) -> bool:
-        """Send heartbeats and renewals; False if there was no answer."""
+    async def _sync(self, *, idle: bool = False) -> bool:
+        """Send heartbeats and renewals, or `idle` an empty message; False if there was no answer."""
         due = [
             (slot, slot.beat, slot.held if slot.held is not None and slot.held.due and not slot.held.lost else None)
             for slot in self._slots.values()
             if not slot.over
         ]
         is_done = True
-        for some in _parts([each for each in due if each[1] is not None or each[2] is not None], _size_of_due):
+        parts = list(_parts([each for each in due if each[1] is not None or each[2] is not None], _size_of_due))
+        for some in parts or ([[]] if idle else []):
             is_done = await self._sync_some(some) and is_done
         return is_done
 

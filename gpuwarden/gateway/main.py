@@ -128,6 +128,7 @@ def _central(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     # A host's gateway uses neither, nor their SQLAlchemy.
     from gpuwarden.gateway import reports as host_reports  # noqa: PLC0415
     from gpuwarden.gateway.central import Hosts  # noqa: PLC0415
+    from gpuwarden.gateway.host_watch import HostWatch  # noqa: PLC0415
 
     web = WebConfig(arguments.web_config_file)
     listener = bind(arguments.listen, arguments.port)
@@ -145,9 +146,11 @@ def _central(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
         app = _by_path((PREFIX, host_reports.PREFIX), operations, pages)
         ready = _ready(web, listener, role="central")
         server = Server(app, web, at_start=ready, at_end=_ending(upstream), connections_max=CENTRAL_CONNECTIONS_MAX)
+        watching = asyncio.create_task(HostWatch(store, after_s=arguments.host_lost_after_s).run())
         try:
             await _run(server, listener)
         finally:
+            watching.cancel()
             await upstream.close()
 
     try:
@@ -284,6 +287,13 @@ def _pages(registry: CollectorRegistry, web: WebConfig, *others: Route) -> Starl
     return Starlette(routes=routes, middleware=[Middleware(CheckRequest, web=web)])
 
 
+def _lost_after_s(text: str) -> float:
+    found = float(text)
+    if not 10 <= found <= 480:
+        raise argparse.ArgumentTypeError(f"{text!a} is invalid: use seconds from 10 to 480")
+    return found
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="gpuwarden gateway", description="Give workers the queue without a database.", formatter_class=Help
@@ -313,6 +323,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Give it TLS by --web-config-file, or by a reverse proxy on the same host.",
         formatter_class=Help,
     )
+    central.add_argument("--host-lost-after-s", type=_lost_after_s, default=180.0, metavar="SECONDS",
+                         help="time after which a host that was heard before is lost, seconds")  # fmt: skip
     for each, act, what, port in (
         (host, _host, "/metrics and /-/healthy", HOST_PORT),
         (central, _central, "the hosts' requests, /reports, /metrics and /-/healthy", CENTRAL_PORT),

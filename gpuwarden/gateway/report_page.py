@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpuwarden.gateway.app import RefusedError
 from gpuwarden.queue.hosts.reports import HostReport, Kind
+from gpuwarden.queue.hosts.silence import SeenHost
 
 PAGE_MAX_BYTES: Final = 4 * 1024 * 1024
 """Largest page: five times that of a host with 100 containers."""
@@ -160,7 +161,7 @@ def _lines(body: bytes, *, packed: bool) -> tuple[list[str], bool]:
     return lines, text.endswith("\n")
 
 
-def published(reports: Iterable[HostReport]) -> bytes:
+def published(reports: Iterable[HostReport], hosts: Iterable[SeenHost], now: float) -> bytes:
     """The page for Prometheus, which keeps its labels `host`, `job` and `instance` by `honor_labels`."""
     reports = list(reports)
     series: dict[str, list[str]] = {}
@@ -174,6 +175,10 @@ def published(reports: Iterable[HostReport]) -> bytes:
             continue  # an exporter's page has GPUs and tasks too
         for line in filter(None, gzip.decompress(report.page).decode().split("\n")):
             series.setdefault(line.partition("{")[0], []).append(line)
+    for seen in hosts:
+        for name, value in (("lost", float(seen.lost_at is not None)), ("silent_seconds", seen.silent_s(now))):
+            line = _line(f"gpuwarden_gateway_host_{name}", {}, value, seen.host)
+            series.setdefault(f"gpuwarden_gateway_host_{name}", []).append(line)
     series["up"] = [_line("up", {}, float(its), host) for host, its in up.items()]
     return "".join(f"{line}\n" for lines in series.values() for line in lines).encode()
 

@@ -113,7 +113,8 @@ class Reports:
         return Response(page, headers={"Content-Type": report_page.TEXT})
 
     def _published(self) -> bytes:
-        return report_page.published(self._store.host_reports.newest(fresh_s=FRESH_S, now=self._store.now()))
+        now, hosts = self._store.now(), self._store.seen_hosts.rows()
+        return report_page.published(self._store.host_reports.newest(fresh_s=FRESH_S, now=now), hosts, now)
 
     def _endpoint(self, kind: Kind) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:

@@ -236,6 +236,15 @@ HOST_TOKENS = Table(
     ),
 )
 
+# When each host was last heard, written while a central gateway runs.
+HOSTS = Table(
+    "hosts",
+    METADATA,
+    Column("host", String, primary_key=True),
+    Column("heard_at", Float, nullable=False),
+    Column("lost_at", Float),  # null: not lost
+)
+
 # The newest report of each kind of a host that is not scraped.
 HOST_REPORTS = Table(
     "host_reports",

@@ -19,6 +19,7 @@ from gpuwarden.queue.gpu_quarantine import GpuQuarantine
 from gpuwarden.queue.hosts.batches import Batches
 from gpuwarden.queue.hosts.lost_hosts import LostHosts
 from gpuwarden.queue.hosts.reports import HostReports
+from gpuwarden.queue.hosts.seen_hosts import SeenHosts
 from gpuwarden.queue.hosts.tokens import HostTokens
 from gpuwarden.queue.items.failures import ItemFailures
 from gpuwarden.queue.items.items import Items
@@ -81,6 +82,11 @@ class JobStore:
     def host_reports(self) -> HostReports:
         """Reports of hosts that are not scraped."""
         return HostReports(self._engine)
+
+    @property
+    def seen_hosts(self) -> SeenHosts:
+        """Hosts that were heard."""
+        return SeenHosts(self._engine)
 
     @property
     def batches(self) -> Batches:

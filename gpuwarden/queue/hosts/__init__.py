@@ -1,1 +1,1 @@
-"""Lost hosts, and the tokens of hosts."""
+"""Hosts: their tokens and reports, and which are lost."""

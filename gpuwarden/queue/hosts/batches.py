@@ -26,6 +26,7 @@ from gpuwarden.job import Move, State
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.claims import delete_dead_flag
+from gpuwarden.queue.hosts.seen_hosts import hear
 from gpuwarden.queue.models import Beat, Renewal, SlotClaim, Synced
 from gpuwarden.queue.schema import DEAD_WORKERS, JOBS, WORKERS
 from gpuwarden.queue.sql import Prepared
@@ -46,6 +47,7 @@ class Batches(QueueBase):
         with writing(self._engine) as connection:  # the workers' rows first, and each in order: no deadlock
             over, draining = _touch_all(connection, host, sorted(beats, key=lambda beat: beat.worker), now)
             lost = _renew_all(connection, sorted(renewals, key=lambda renewal: renewal.claim), now)
+            hear(connection, host, now)
             return Synced(over=over, lost=lost, draining=draining)
 
 

@@ -8,6 +8,7 @@ from sqlalchemy import ColumnElement, case, literal, select
 
 from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.queue.base import QueueBase
+from gpuwarden.queue.hosts.seen_hosts import hear
 from gpuwarden.queue.hosts.tokens import valid_after
 from gpuwarden.queue.schema import HOST_REPORTS, HOST_TOKENS
 
@@ -43,6 +44,7 @@ class HostReports(QueueBase):
                 .values(row)
                 .on_conflict_do_update(index_elements=["host", "kind"], set_={"received_at": now, "page": page})
             )
+            hear(connection, host, now)
 
     def ages(self, host: str, *, now: float) -> list[HostReport]:
         """The reports of a host, without their pages."""

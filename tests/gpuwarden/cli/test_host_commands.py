@@ -138,6 +138,22 @@ def test_host_is_shown_with_the_age_of_its_reports(store: JobStore, cli: Cli) ->
     assert list(json.loads(out)["report_ages_s"]) == ["page"]
 
 
+def test_removed_host_is_forgotten_once_it_is_silent(store: JobStore, cli: Cli) -> None:
+    now = store.now()
+    store.batches.sync("box1", [], [], now=now - 600)
+    store.batches.sync("box2", [], [], now=now)
+    store.seen_hosts.decide(now=now, since=now - 600, after_s=180.0)
+
+    first, second = cli("host", "list")[1].splitlines()[1:]
+    assert re.fullmatch(r"box1 +no token +- +- +- +lost, 10 min .*ago", first)
+    assert re.fullmatch(r"box2 +no token +- +- +- +\d s ago", second)
+    assert [(each["host"], each["lost_at"] is None) for each in listed(cli)] == [("box1", False), ("box2", True)]
+    assert cli("host", "forget", "box1") == (0, "box1 is forgotten until it is heard again\n", "")
+    code, _, err = cli("host", "forget", "box2")
+    assert (code, "box2 is not forgotten" in err, "stop its workers first" in err) == (1, True, True)
+    assert [each["host"] for each in listed(cli)] == ["box2"]
+
+
 def test_unknown_host_is_not_shown(store: JobStore, cli: Cli) -> None:
     assert store
     code, out, err = cli("host", "show", "box9")

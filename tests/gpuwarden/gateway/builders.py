@@ -90,8 +90,9 @@ class CentralDoor:
             connection.close()
 
     def published(self) -> set[str]:
-        """The published series, without the ages of reports."""
-        return {line for line in self.get("/reports").splitlines() if not line.startswith("gpuwarden_report_age_")}
+        """The published series, without the ages of reports, and without when hosts were heard."""
+        about = ("gpuwarden_report_age_", "gpuwarden_gateway_host_")
+        return {line for line in self.get("/reports").splitlines() if not line.startswith(about)}
 
     def refusals(self) -> dict[tuple[str, str], float]:
         """Refused requests, by caller and reason."""

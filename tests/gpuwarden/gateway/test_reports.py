@@ -21,6 +21,7 @@ from gpuwarden.gateway.report_page import LINE_MAX, PAGE_MAX_BYTES, SERIES_MAX, 
 from gpuwarden.gateway.reports import FRESH_S, OPEN_MAX
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.hosts.reports import HostReport, Kind
+from gpuwarden.queue.hosts.silence import SeenHost
 from gpuwarden.queue.hosts.tokens import Scope
 from tests.gpuwarden.gateway.builders import CentralDoor
 from tests.gpuwarden.queue.builders import NOW
@@ -91,9 +92,27 @@ def test_newest_report_counts_and_an_old_one_leaves_its_age(store: JobStore) -> 
 def test_silent_host_is_published_as_down() -> None:
     old = HostReport(host="box1", kind=Kind.PAGE, age_s=80.0, page=None)
 
-    assert published([old]).decode().splitlines() == [
+    assert published([old], [], 0.0).decode().splitlines() == [
         f'gpuwarden_report_age_seconds{{{OURS},report="page"}} 80.0',
         f"up{{{OURS}}} 0.0",
+    ]
+
+
+@pytest.mark.both_databases
+@pytest.mark.behaviour("D3")
+def test_hosts_are_published_with_their_silence(central: CentralDoor, store: JobStore, token: str) -> None:
+    assert central.report(PAGE, token).status == 200
+    (heard,) = store.seen_hosts.rows()
+    assert abs(store.now() - heard.heard_at) < 10
+
+    page = published([], [SeenHost(host="box1", heard_at=NOW - 200, lost_at=NOW)], NOW + 1).decode().splitlines()
+
+    its = [line for line in central.get("/reports").splitlines() if line.startswith("gpuwarden_gateway_host_")]
+    assert its[0] == f"gpuwarden_gateway_host_lost{{{OURS}}} 0.0"
+    assert its[1].startswith(f"gpuwarden_gateway_host_silent_seconds{{{OURS}}} ")
+    assert page == [
+        f"gpuwarden_gateway_host_lost{{{OURS}}} 1.0",
+        f"gpuwarden_gateway_host_silent_seconds{{{OURS}}} 201.0",
     ]
 
 
@@ -103,7 +122,7 @@ def test_page_of_an_exporter_replaces_reports_in_json() -> None:
     both = [HostReport(host="box1", kind=kind, age_s=1.0, page=page) for kind, page in pages.items()]
 
     def names(reports: list[HostReport]) -> set[str]:
-        return {line.partition("{")[0] for line in published(reports).decode().splitlines()}
+        return {line.partition("{")[0] for line in published(reports, [], 0.0).decode().splitlines()}
 
     assert names(both) == {"gpuwarden_report_age_seconds", "up", "gpuwarden_page"}
     assert names(both[1:]) == {"gpuwarden_report_age_seconds", "up", "gpuwarden_gpu", "gpuwarden_tasks"}
@@ -264,7 +283,7 @@ def test_no_label_can_add_a_line(labels: dict[str, str], uuid: str) -> None:
     for kind, make in makes.items():
         with suppress(RefusedError):
             pages.append(HostReport(host="box1", kind=kind, age_s=1.0, page=make()))
-    for line in published(pages).decode().split("\n")[:-1]:
+    for line in published(pages, [], 0.0).decode().split("\n")[:-1]:
         (family,) = text_string_to_metric_families(f"{line}\n")
         assert [each.labels["host"] for each in family.samples] == ["box1"], line
 

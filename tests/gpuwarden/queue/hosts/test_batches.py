@@ -139,7 +139,12 @@ def test_sync_of_many_slots_takes_few_statements(store: JobStore) -> None:
 
     assert store.batches.sync("box1", [beat(name) for name in names], renewals, now=NOW) == Synced([], [], [])
 
-    assert [text.split()[0] for text in statements if not text.startswith("BEGIN")] == ["UPDATE", "SELECT", "UPDATE"]
+    assert [text.split()[0] for text in statements if not text.startswith("BEGIN")] == [
+        "UPDATE",
+        "SELECT",
+        "UPDATE",
+        "INSERT",
+    ]
 
 
 def test_sync_names_draining_workers(store: JobStore) -> None:
