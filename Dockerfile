@@ -4,7 +4,7 @@ ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS build
 # What is installed, from where, and by which pip: offline, a wheel in wheels/, those alone, and pip's own wheel.
-ARG PACKAGE="/src[exporter,remediator,postgresql,evidence]"
+ARG PACKAGE="/src[exporter,remediator,postgresql,evidence,kubernetes]"
 ARG PIP="-m pip"
 ARG PIP_OPTIONS=""
 WORKDIR /src

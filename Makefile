@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PROCESSES ?= 5
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup
 
-.PHONY: help demo test mutation check collected coverage covered tested ci nightly docs bench up setup lock fmt clean
+.PHONY: help demo test kubernetes mutation check collected coverage covered tested ci nightly docs bench up setup lock fmt clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -39,6 +39,10 @@ demo: .venv/.ready  ## a wedged worker is seen, freed, requeued and finished, by
 test: .venv/.ready  ## the tests that a change needs first, through real Prometheus, Docker and PostgreSQL (under 10 min)
 	@$(BIN)/python -m deploy.standalone.debian_packages
 	@$(PYTEST) -m "not slow and not nightly" $(PYTEST_ARGS)
+
+kubernetes: .venv/.ready  ## the tests on a real cluster, from the programs in $KUBEBUILDER_ASSETS
+	@$(BIN)/python -m testbed.kubernetes check
+	@$(PYTEST) -m kube --no-skips $(PYTEST_ARGS)
 
 mutation: .venv/.ready  ## plant thousands of faults: which does no test catch? MUTATION_ARGS="--rules FILE" for one rule file
 	@$(BIN)/python -m deploy.standalone.debian_packages
@@ -96,7 +100,7 @@ up: .venv/.ready  ## the whole chain on this host, in dry run, until Ctrl-C; UP_
 	@$(BIN)/python -m deploy.standalone.up --data-dir .work/up $(UP_ARGS)
 
 # All but `all`, which names this package itself.
-EXTRAS := bench demo dev docs evidence exporter jobs postgresql remediator up
+EXTRAS := bench demo dev docs evidence exporter jobs kubernetes postgresql remediator up
 lock: .venv/.ready  ## make requirements.lock anew from pyproject.toml
 	@$(BIN)/pip-compile --quiet --upgrade --generate-hashes $(EXTRAS:%=--extra %) --strip-extras --allow-unsafe --no-header \
 	  --no-emit-index-url --no-emit-trusted-host --no-emit-find-links -o requirements.lock pyproject.toml

@@ -1,5 +1,6 @@
 """Fixtures of all tests, groups of tests for xdist, and `--no-skips`."""
 
+import functools
 import gc
 import os
 import signal
@@ -16,6 +17,8 @@ from sqlalchemy.util import LRUCache
 from gpuwarden.cli.main import main
 from testbed import network_namespaces
 from testbed.docker_engine import Engine, NoEngine, docker_engine
+from testbed.kubernetes import programs
+from testbed.kubernetes.cluster import Cluster, NoCluster, kubernetes_cluster
 from testbed.network_namespaces import Network, NoNetwork
 from testbed.postgres import NoPostgres, Postgres
 from testbed.postgres import postgres as postgres_server
@@ -83,13 +86,46 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests of a module in one process if they share a module fixture or names of containers."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep tests of a module in one process if they share a module fixture or names of containers.
+
+    Tests on a cluster share one process. Those that need a newer one, or have none, are not selected.
+    """
+    version = _kubernetes_version()
+    selected: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        kube = item.get_closest_marker("kube")
+        selected[kube is None or _wanted_version(kube) <= version].append(item)
+    config.hook.pytest_deselected(items=selected[False])
+    items[:] = selected[True]
     for item in items:
         assert isinstance(item, pytest.Function)
         fixtures = item._fixtureinfo.name2fixturedefs.values()
-        if item.get_closest_marker("needs_docker") or any(each[-1].scope == "module" for each in fixtures):
+        if item.get_closest_marker("kube"):
+            item.add_marker(pytest.mark.xdist_group("kubernetes"))
+        elif item.get_closest_marker("needs_docker") or any(each[-1].scope == "module" for each in fixtures):
             item.add_marker(pytest.mark.xdist_group(item.module.__name__))
+
+
+def _wanted_version(kube: pytest.Mark) -> tuple[int, ...]:
+    return tuple(map(int, kube.args[0].split("."))) if kube.args else (1, 0)
+
+
+@functools.cache
+def _kubernetes_version() -> tuple[int, int]:
+    try:
+        return programs.find().version
+    except programs.NoClusterError:
+        return 0, 0
+
+
+def pytest_report_header() -> str:
+    """Say whether tests on a Kubernetes cluster run."""
+    try:
+        found = programs.find()
+    except programs.NoClusterError as missing:
+        return f"Kubernetes: none, its tests are not selected: {missing}"
+    return f"Kubernetes: {found.version[0]}.{found.version[1]} in {found.folder}"
 
 
 class _NoSkips:
@@ -162,6 +198,23 @@ def client(engine: Engine) -> Iterator[docker.DockerClient]:
     client = docker.DockerClient(base_url=engine.base_url)
     yield client
     client.close()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One Kubernetes cluster for all tests marked `kube`."""
+    with kubernetes_cluster(tmp_path_factory.mktemp("kubernetes")) as found:
+        if isinstance(found, NoCluster):
+            pytest.skip(found.reason)
+        yield found
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A new namespace of the cluster, which ends with its pods."""
+    name = cluster.new_namespace()
+    yield name
+    cluster.delete_namespace(name)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.needs_docker, pytest.mark.slow]
 
 CHECKOUT = Path(debian_packages.__file__).resolve().parents[2]
-PACKAGE = "gpuwarden[exporter,remediator,postgresql,evidence]"
+PACKAGE = "gpuwarden[exporter,remediator,postgresql,evidence,kubernetes]"
 NAME = "gpuwarden-dockerfile-test"
 PROBE = "import sys, urllib.request as web; print(web.urlopen(sys.argv[1]).read().decode())"
 

@@ -1,0 +1,1 @@
+"""Access to Kubernetes, for all programs."""
