@@ -2,6 +2,7 @@
 
 import os
 import resource
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.state_file import SIZE_MAX_BYTES, StateFileError
 
 OPEN_FILES: Final = 8192
 """Enough for 2,000 processes and 400 containers of an exporter."""
@@ -65,6 +67,38 @@ def atomic_open(
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
+
+
+def open_regular(path: Path | str) -> int:
+    """Open a regular file, not a link, without waiting. Raises OSError or StateFileError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise StateFileError("not_a_file", "not a regular file")
+    return descriptor
+
+
+def read_owned(path: Path | str) -> tuple[str, int]:
+    """Read a file of a tenant, and the uid of its owner.
+
+    Raises:
+        OSError: it cannot be read.
+        StateFileError: it not regular, too long, or not UTF-8.
+    """
+    descriptor = open_regular(path)
+    try:
+        uid = os.fstat(descriptor).st_uid
+        data = os.read(descriptor, SIZE_MAX_BYTES + 1)
+        while len(data) <= SIZE_MAX_BYTES and (more := os.read(descriptor, SIZE_MAX_BYTES + 1 - len(data))):
+            data += more
+    finally:
+        os.close(descriptor)
+    if len(data) > SIZE_MAX_BYTES:
+        raise StateFileError("oversized", f"over {SIZE_MAX_BYTES} bytes")
+    try:
+        return data.decode("utf-8"), uid
+    except UnicodeDecodeError:
+        raise StateFileError("not_json", "not UTF-8") from None
 
 
 def raise_file_limit() -> None:

@@ -23,6 +23,10 @@ SHORT_BYTES: Final = 2048
 """A shorter read is the whole file."""
 
 
+HOSTS_PID_NAMESPACE: Final = 4026531836
+"""PROC_PID_INIT_INO."""
+
+
 class ProcessId(NamedTuple):
     """One process of this boot."""
 
@@ -114,6 +118,21 @@ def family(leader: ProcessId, *, proc: Path = PROC) -> list[ProcessId]:
     )
 
 
+def group(number: int, *, proc: Path = PROC) -> list[ProcessId]:
+    """The living processes of a process group."""
+    stats = _stats(proc)
+    members = [pid for pid, each in stats.items() if int(each[2]) == number and not has_ended(each)]
+    return [ProcessId(pid, int(stats[pid][19])) for pid in sorted(members)]
+
+
+def real_uid(pid: int, *, proc: Path = PROC) -> int:
+    """The user who started a process. Raises OSError if it ended or is hidden."""
+    for line in read(f"{proc}/{pid}/status").split(b"\n"):
+        if line.startswith(b"Uid:"):
+            return int(line.split()[1])
+    raise ProcessLookupError(errno.ESRCH, "no user")
+
+
 def started_with(variable: str, *, proc: Path = PROC) -> list[ProcessId]:
     """The living processes that this user may inspect and whose first environment has `NAME=value`."""
     found = []
@@ -161,6 +180,11 @@ def start_ticks(pid: int, *, proc: Path = PROC) -> int:
     """
     # Called hundreds of times a second.
     return int(read(f"{proc}/{pid}/stat").rpartition(b")")[2].split(None, 20)[19])
+
+
+def sees_all_pids() -> bool:
+    """Whether the host's pids are visible."""
+    return pid_namespace() == HOSTS_PID_NAMESPACE
 
 
 def pid_namespace() -> int | None:

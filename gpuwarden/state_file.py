@@ -50,6 +50,9 @@ LOCK_SUFFIX: Final = ".lock"
 JOB_ID_MAX: Final = 2**53 - 1
 """Largest integer that a sample holds exactly."""
 
+TASK_START_SLACK_S: Final = 5.0
+"""How much later than in its task file a process may start, seconds. `date +%s` truncates."""
+
 PID_MAX: Final = 2**22
 """Largest Linux pid (PID_MAX_LIMIT, proc_sys_kernel(5))."""
 
@@ -164,6 +167,10 @@ class TaskFile:
     pid: int
     pgid: int | None
     started_unix_s: float
+
+    def predates(self, process_started_unix_s: float) -> bool:
+        """Whether a process is younger than the task: its pid was reused."""
+        return process_started_unix_s > self.started_unix_s + TASK_START_SLACK_S
 
 
 def check_name(name: str, *, what: str = "worker") -> str:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from exporter.model.worker import TaskReading, TaskReadings
-from exporter.sources import untrusted_files
 from exporter.sources.untrusted_files import InvalidFiles
-from gpuwarden import clock, procfs, state_file
+from gpuwarden import clock, files, procfs, state_file
 from gpuwarden.procfs import ProcessId
 from gpuwarden.state_file import StateFileError, TaskFile
 
@@ -25,16 +24,9 @@ TASKS_MAX: Final = 256
 ENTRIES_MAX: Final = 4096
 """Entries read in one folder."""
 
-START_SLACK_S: Final = 5.0
-"""How much later than in its file a process may have started, seconds. `date +%s` truncates, and a runner may take the
-time before it starts the shell."""
-
 _NAME: Final = re.compile(r"(0|[1-9][0-9]{0,18})" + re.escape(state_file.TASK_SUFFIX))
 
 _Stamp = tuple[int, int, int]
-
-_HOSTS_PID_NAMESPACE: Final = 4026531836
-"""Inode of the first pid namespace (PROC_PID_INIT_INO in linux/proc_ns.h)."""
 
 
 @dataclass(kw_only=True)
@@ -53,7 +45,7 @@ class Tasks:
         self._folders = tuple(folders)
         self._known: dict[Path, _KnownTask] = {}
         self._alive: frozenset[Path] = frozenset()
-        self._sees_all = _is_in_host_pid_namespace()
+        self._sees_all = procfs.sees_all_pids()
 
     def read(self) -> TaskReadings:
         """Read every task.
@@ -134,7 +126,7 @@ class Tasks:
         if known is not None and known.stamp == stamp:
             return known
         try:
-            file = state_file.parse_task(untrusted_files.read_text(path))
+            file = state_file.parse_task(files.read_owned(path)[0])
         except StateFileError as error:
             invalid.add(error.reason, path, error)
             return None
@@ -157,13 +149,6 @@ class Tasks:
         return found
 
 
-def _is_in_host_pid_namespace() -> bool:
-    try:
-        return Path("/proc/self/ns/pid").stat().st_ino == _HOSTS_PID_NAMESPACE
-    except OSError:
-        return False
-
-
 def _alive(known: _KnownTask) -> bool | None:
     try:
         os.kill(known.file.pid, 0)
@@ -179,9 +164,7 @@ def _alive(known: _KnownTask) -> bool | None:
     if ended:
         return False
     if known.process is None:
-        now = clock.stamp()
-        started_unix_s = now.unix_s - now.boottime_s + process.start_ticks / procfs.TICKS_PER_S
-        if started_unix_s > known.file.started_unix_s + START_SLACK_S:
+        if known.file.predates(clock.started_unix_s(process.start_ticks)):
             return False
         known.process = process
     return known.process == process

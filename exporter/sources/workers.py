@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from exporter.model.worker import WorkerReading, WorkerReadings
-from exporter.sources import untrusted_files
 from exporter.sources.untrusted_files import InvalidFiles
 from gpuwarden import cgroup, procfs, state_file
+from gpuwarden.files import open_regular, read_owned
 from gpuwarden.procfs import ProcessId
 from gpuwarden.state_file import JobFile, StateFileError, WorkerFile
 from gpuwarden.supervisor import files
@@ -127,7 +127,7 @@ _JOB_FILES: Final[_ParseCache[JobFile]] = _ParseCache()
 
 def _read_worker(directory: Path, folder: str, base: str, proc: Path, invalid: InvalidFiles) -> WorkerReading:
     stem = f"{directory}/{folder}/{base}"
-    text, uid = untrusted_files.read_owned(stem + state_file.WORKER_SUFFIX)
+    text, uid = read_owned(stem + state_file.WORKER_SUFFIX)
     worker = _WORKER_FILES.read(text, state_file.parse_worker)
     if worker.worker != base:
         raise StateFileError("name", f"the content has worker {worker.worker}")
@@ -179,7 +179,7 @@ def own_container() -> str | None:
 
 def _job(path: str, worker: WorkerFile, invalid: InvalidFiles) -> JobFile | None:
     try:
-        job = _JOB_FILES.read(untrusted_files.read_text(path), state_file.parse_job)
+        job = _JOB_FILES.read(read_owned(path)[0], state_file.parse_job)
     except FileNotFoundError:
         return None
     except StateFileError as error:
@@ -211,7 +211,7 @@ def _lock(path: str, invalid: InvalidFiles) -> tuple[bool | None, int | None]:
     A worker never removes its lock file. If it is missing, the worker may still live.
     """
     try:
-        descriptor = untrusted_files.open_regular(path)
+        descriptor = open_regular(path)
     except FileNotFoundError:
         invalid.add("lock_missing", path, "the file is missing")
         return None, None

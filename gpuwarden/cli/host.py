@@ -1,4 +1,4 @@
-"""`gpuwarden host`: enrol hosts, list, rotate and revoke their tokens, and forget hosts."""
+"""`gpuwarden host`: enrol and forget hosts; list, rotate and revoke their tokens; order them to end tasks."""
 
 import argparse
 import sys
@@ -7,11 +7,13 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
+from gpuwarden.cli import host_tasks
 from gpuwarden.cli.acts import add_act, add_json
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, format_duration, format_time, nearest, show, show_json, table
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.hosts.silence import QUIET_S, SeenHost
+from gpuwarden.queue.hosts.task_orders import TaskOrder
 from gpuwarden.queue.hosts.tokens import GRACE_MAX_S, HostToken, Scope
 from gpuwarden.queue.open import current, existing
 from gpuwarden.state_file import StateFileError, check_name
@@ -98,16 +100,24 @@ def _times(seen: SeenHost | None) -> dict[str, float | None]:
 
 
 def _show(store: JobStore, arguments: argparse.Namespace) -> int:
-    found, now = store.host_tokens.rows(arguments.host), store.now()
-    if not found:
-        raise GpuwardenError(f"{arguments.host} is not enrolled: see `gpuwarden host list`")
-    reports = {each.kind.value: each.age_s for each in store.host_reports.ages(arguments.host, now=now)}
+    host, now = arguments.host, store.now()
+    found, orders = store.host_tokens.rows(host), store.task_orders.of_host(host, now=now)
+    if not found and not orders:
+        raise GpuwardenError(f"{host} is not enrolled: see `gpuwarden host list`")
+    reports = {each.kind.value: each.age_s for each in store.host_reports.ages(host, now=now)}
     if arguments.json:
         tokens = [_json_of(each, now) for each in found]
-        show_json({"host": arguments.host, "tokens": tokens, "report_ages_s": reports})
+        ordered = [host_tasks.to_json(each) for each in orders]
+        show_json({"host": host, "tokens": tokens, "report_ages_s": reports, "task_orders": ordered})
     else:
-        show(*_page(arguments.host, found, reports, now))
+        show(*_page(host, found, reports, now), *_orders(store, host, orders))
     return 0
+
+
+def _orders(store: JobStore, host: str, orders: list[TaskOrder]) -> Iterator[str]:
+    heard = host_tasks.heard_at(store, host) if orders else None
+    for each in orders:
+        yield f"{'order':9}{host_tasks.describe(each, heard)}"
 
 
 def _page(host: str, tokens: list[HostToken], reports: dict[str, float], now: float) -> Iterator[str]:
@@ -176,7 +186,9 @@ def _parser() -> argparse.ArgumentParser:
     listing = add_act(acts, "list", _list, "list hosts with the last use of their tokens, and when they were heard")
     add_json(listing, "print one JSON object per line; times are Unix seconds")
 
-    showing = add_act(acts, "show", _show, "show the reports of a host, and its tokens without their secrets")
+    showing = add_act(
+        acts, "show", _show, "show the reports of a host, its tokens without their secrets, and its newest orders"
+    )
     add_json(showing, "print one JSON object; times are Unix seconds")
 
     rotating = add_act(acts, "rotate", _rotate, "make a new token of a host, print it once, and end the old one")
@@ -189,6 +201,8 @@ def _parser() -> argparse.ArgumentParser:
         acts, "forget", _forget, "forget a removed host, so that it is not lost; exit code 1 if it was heard lately"
     )
     revoking = add_act(acts, "revoke", _revoke, "end all tokens of a host at once; exit code 1 if it has none")
-    for act in (enrolling, showing, rotating, revoking, forgetting):
+    ending = host_tasks.add_end_task(acts)
+    for act in (enrolling, showing, rotating, revoking, forgetting, ending):
         act.add_argument("host", metavar="NAME", type=_host, help="host key of the host, as in its file `host`")
+    host_tasks.add_task(ending)
     return parser

@@ -45,7 +45,7 @@ HELP: Final[Mapping[str, str]] = {
     "resume": "end a pause",
     "breaker": "close the circuit breaker",
     "gpu": "quarantine, release and list GPUs",
-    "host": "enrol hosts; list, rotate and revoke their tokens",
+    "host": "enrol hosts; list, rotate and revoke their tokens; end tasks on them",
     "job": "submit, list, wait for, cancel, block or requeue jobs",
     "runs": "submit, list, show and cancel runs of jobs",
     "wrangle": "find faulty workers and jobs from failed items",

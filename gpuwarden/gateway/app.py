@@ -77,6 +77,12 @@ class Counted:
             ["caller", "reason"],
             registry=registry,
         )
+        self.orders = Counter(
+            "gpuwarden_gateway_answered_orders",
+            "Orders to end a task that hosts answered, by outcome.",
+            ["outcome"],
+            registry=registry,
+        )
 
 
 @dataclass(kw_only=True)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpuwarden.gateway.app import RefusedError
 from gpuwarden.queue.hosts.reports import HostReport, Kind
 from gpuwarden.queue.hosts.silence import SeenHost
+from gpuwarden.queue.hosts.task_orders import TaskOutcome
 
 PAGE_MAX_BYTES: Final = 4 * 1024 * 1024
 """Largest page: five times that of a host with 100 containers."""
@@ -41,6 +42,7 @@ _NOT_FINITE: Final = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
 
 
 _Text = Annotated[str, Field(max_length=200)]
+_Message = Annotated[str, Field(max_length=1000)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Id = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -85,19 +87,37 @@ class GpuReport(Report):
 
 
 class TasksReport(Report):
-    """The running tasks of a host: `POST /api/v1/report_tasks/`."""
+    """The running tasks of a host: `POST /api/v1/report_tasks/`. The answer has the tasks to end."""
 
     tasks: list[Task] = Field(default=[], max_length=TASKS_MAX)
 
 
-def json_page(report: Report, host: str) -> bytes:
-    """The series of a report in JSON.
+class EndedTask(_Body):
+    """What a host did on an order to end a task."""
+
+    running_log_id: _Id
+    outcome: TaskOutcome
+    message: _Message = ""
+
+
+class EndedTasksReport(Report):
+    """What a host did on orders: `POST /api/v1/report_ended_tasks/`. The answer has the tasks to end."""
+
+    ended: list[EndedTask] = Field(default=[], max_length=TASKS_MAX)
+
+
+def check_host_of(report: Report, host: str) -> None:
+    """Refuse a report in JSON that names another host than its token's.
 
     Raises:
-        RefusedError: it is another host's.
+        RefusedError: it does.
     """
     if report.host is not None and report.host != host:
         raise _another(report.host, host)
+
+
+def json_page(report: Report, host: str) -> bytes:
+    """The series of a report in JSON."""
     lines: dict[str, str] = {}  # a GPU or task that is named twice counts once
     if isinstance(report, GpuReport):
         for gpu in report.gpus:

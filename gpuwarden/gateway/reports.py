@@ -6,8 +6,7 @@ the database's clock.
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from anyio import CapacityLimiter, to_thread
@@ -18,11 +17,12 @@ from gpuwarden.db.errors import DatabaseError
 from gpuwarden.gateway import report_page
 from gpuwarden.gateway.app import REPORT_S, Bounds, Caller, Counted, RefusedError, parsed, read_body, to_response
 from gpuwarden.gateway.central import Hosts, bearer, check_host
-from gpuwarden.gateway.report_page import GpuReport, Report, TasksReport
+from gpuwarden.gateway.report_page import EndedTasksReport, GpuReport, Report, TasksReport
 from gpuwarden.gateway.upstream import Answer, LogLimit, failed
 from gpuwarden.gateway.wire import BODY_MAX_BYTES
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.hosts.reports import Kind
+from gpuwarden.queue.hosts.task_orders import TaskResult
 from gpuwarden.queue.hosts.tokens import Scope
 
 PREFIX: Final = "/api/"
@@ -40,7 +40,13 @@ OPEN_MAX: Final = 64
 THREADS: Final = 2
 """Most reports that are parsed at once."""
 
-_JSON: Final[dict[Kind, type[Report]]] = {Kind.GPU: GpuReport, Kind.TASKS: TasksReport}
+_BODIES: Final[dict[str, type[Report] | None]] = {
+    "report": None,
+    "report_gpu": GpuReport,
+    "report_tasks": TasksReport,
+    "report_ended_tasks": EndedTasksReport,
+}
+"""Reports by name, with the body of those in JSON. Paths of those end with a slash."""
 
 log: Final = structlog.get_logger("gateway")
 
@@ -87,18 +93,17 @@ class Reports:
 
     def add_to(self, app: FastAPI) -> None:
         """Add the requests of hosts."""
-        for kind, path in ((Kind.PAGE, "report"), (Kind.GPU, "report_gpu/"), (Kind.TASKS, "report_tasks/")):
-            body = _JSON.get(kind)
+        for name, body in _BODIES.items():
             content = (
                 {"text/plain": {"schema": {"type": "string"}}}
                 if body is None
                 else {"application/json": {"schema": body.model_json_schema()}}
             )
             app.add_api_route(
-                f"{PREFIX}{VERSION}/{path}",
-                self._endpoint(kind),
+                f"{PREFIX}{VERSION}/{name}" + ("/" if body else ""),
+                self._endpoint(name, body),
                 methods=["POST"],
-                name=path.strip("/"),
+                name=name,
                 description="An exporter's page, also with gzip." if body is None else body.__doc__,
                 openapi_extra={"requestBody": {"required": True, "content": content}},
             )
@@ -116,63 +121,84 @@ class Reports:
         now, hosts = self._store.now(), self._store.seen_hosts.rows()
         return report_page.published(self._store.host_reports.newest(fresh_s=FRESH_S, now=now), hosts, now)
 
-    def _endpoint(self, kind: Kind) -> Callable[[Request], Awaitable[Response]]:
+    def _endpoint(self, name: str, body: type[Report] | None) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             caller = None
             try:
-                caller, report = await self._caller(request, kind)
+                caller, report = await self._caller(request, body)
                 with self._open.one():
-                    make = await self._page_of(request, kind, caller, report)
-                    await self._keep(caller.host, kind, make)
+                    found = await self._carry_out(await self._admitted(request, body, caller, report))
             except RefusedError as error:
                 return self._refuse(error, caller)
-            self._counted.requests.labels(f"report_{kind}", "done").inc()
-            return to_response(Answer(status=200, content={"result": True}, outcome="done"))
+            self._counted.requests.labels(name, "done").inc()
+            return to_response(Answer(status=200, content=found, outcome="done"))
 
         return answer
 
-    async def _caller(self, request: Request, kind: Kind) -> tuple[Caller, Report | None]:
+    async def _caller(self, request: Request, body: type[Report] | None) -> tuple[Caller, Report | None]:
         """The host, and its report if the token was in it."""
         report, token = None, bearer(request)
-        if kind is not Kind.PAGE and not token:
+        if body is not None and not token:
             with self._unknown_open.one():
-                report = parsed(_JSON[kind], await read_body(request))
+                report = parsed(body, await read_body(request))
             token = report.token
         host = await self._hosts.host_of(token, Scope.REPORTS)
         its = Caller(name=host, host=host, may_be=lambda _: True, bounds=BOUNDS)
         return self._callers.setdefault(host, its), report
 
-    async def _page_of(
-        self, request: Request, kind: Kind, caller: Caller, report: Report | None
-    ) -> Callable[[], bytes]:
-        """What makes the page of a report."""
+    async def _admitted(
+        self, request: Request, body: type[Report] | None, caller: Caller, report: Report | None
+    ) -> Callable[[], dict[str, Any]]:
+        """What carries a report out, and returns the answer."""
         if not caller.may_ask():
             raise RefusedError(429, "rate", f"more than {BOUNDS.rate:g} report a second")
         host = caller.host
         check_host(request, host)
         if report is not None:
-            return partial(report_page.json_page, report, host)
-        packed = kind is Kind.PAGE and _is_packed(request)
+            return lambda: self._take(host, report)
+        packed = body is None and _is_packed(request)
         caller.open += 1
         try:
-            body = await read_body(request, report_page.PAGE_MAX_BYTES if kind is Kind.PAGE else BODY_MAX_BYTES)
+            sent = await read_body(request, report_page.PAGE_MAX_BYTES if body is None else BODY_MAX_BYTES)
         finally:
             caller.open -= 1
-        if kind is Kind.PAGE:
-            return partial(report_page.text_page, body, host, packed=packed)
-        return lambda: report_page.json_page(parsed(_JSON[kind], body), host)
+        if body is None:
+            return lambda: self._save(host, Kind.PAGE, report_page.text_page(sent, host, packed=packed))
+        return lambda: self._take(host, parsed(body, sent))
 
-    async def _keep(self, host: str, kind: Kind, make: Callable[[], bytes]) -> None:
-        def keep() -> None:
-            self._store.host_reports.save(host, kind, make(), now=self._store.now())
-
+    async def _carry_out(self, carry_out: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         try:
-            await to_thread.run_sync(keep, limiter=self._limiter)
+            return await to_thread.run_sync(carry_out, limiter=self._limiter)
         except DatabaseError as error:
             raise RefusedError(503, "queue", str(error)) from None
+
+    def _take(self, host: str, report: Report) -> dict[str, Any]:
+        """Take a report in JSON."""
+        report_page.check_host_of(report, host)
+        if isinstance(report, EndedTasksReport):
+            return self._orders(host, report)
+        page = report_page.json_page(report, host)
+        if isinstance(report, GpuReport):
+            return self._save(host, Kind.GPU, page)
+        return self._save(host, Kind.TASKS, page) | self._orders(host)
+
+    def _orders(self, host: str, report: EndedTasksReport | None = None) -> dict[str, Any]:
+        """Store results of orders. The answer has the tasks that the host shall end."""
+        results = [
+            TaskResult(task_id=each.running_log_id, outcome=each.outcome, message=each.message)
+            for each in (report.ended if report else ())
+        ]
+        for each in results:
+            self._counted.orders.labels(each.outcome).inc()
+            log.info("order answered", host=host, task=each.task_id, outcome=each.outcome, message=each.message)
+        return {"result": True, "end_tasks": self._store.task_orders.exchange(host, results, now=self._store.now())}
+
+    def _save(self, host: str, kind: Kind, page: bytes) -> dict[str, Any]:
+        self._store.host_reports.save(host, kind, page, now=self._store.now())
         if (host, kind) not in self._seen:
             self._seen.add((host, kind))
             log.info("first report", host=host, report=kind.value)
+        return {"result": True}
 
     async def _other(self, version: str, path: str) -> Response:
         reason = f"no report {path[:40]!a} of version {version[:20]!a}: this gateway takes version {VERSION}"

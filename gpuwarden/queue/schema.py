@@ -255,6 +255,27 @@ HOST_REPORTS = Table(
     Column("page", LargeBinary, nullable=False),  # its series as text, with gzip
 )
 
+# Orders to end a task of another runner. They are also the record of who ordered what.
+TASK_ORDERS = Table(
+    "task_orders",
+    METADATA,
+    Column("order_id", ID, primary_key=True),
+    Column("host", String, nullable=False),
+    Column("task_id", BigInteger, nullable=False),
+    Column("ordered_at", Float, nullable=False),
+    Column("ordered_by", String, nullable=False),
+    Column("reason", String, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("taken_at", Float),  # when the host first got it
+    Column("settled_at", Float),
+    Column("outcome", String),  # see gpuwarden.queue.hosts.task_orders. Null: open
+    Column("message", String, nullable=False),
+    Index("task_orders_by_task", "host", "task_id", "order_id"),
+    partial_index(
+        "task_orders_open", "host", "task_id", sqlite="outcome IS NULL", postgresql="outcome IS NULL", unique=True
+    ),
+)
+
 # The outbox, written by the transaction that ends a job or a run.
 OUTBOX_EVENTS = Table(
     "outbox_events",

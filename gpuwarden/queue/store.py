@@ -20,6 +20,7 @@ from gpuwarden.queue.hosts.batches import Batches
 from gpuwarden.queue.hosts.lost_hosts import LostHosts
 from gpuwarden.queue.hosts.reports import HostReports
 from gpuwarden.queue.hosts.seen_hosts import SeenHosts
+from gpuwarden.queue.hosts.task_orders import TaskOrders
 from gpuwarden.queue.hosts.tokens import HostTokens
 from gpuwarden.queue.items.failures import ItemFailures
 from gpuwarden.queue.items.items import Items
@@ -87,6 +88,11 @@ class JobStore:
     def seen_hosts(self) -> SeenHosts:
         """Hosts that were heard."""
         return SeenHosts(self._engine)
+
+    @property
+    def task_orders(self) -> TaskOrders:
+        """Orders to end tasks on hosts."""
+        return TaskOrders(self._engine)
 
     @property
     def batches(self) -> Batches:

@@ -136,7 +136,7 @@ class OrphanActuator:
 
     def stop(self, handle: str, *, grace_s: float) -> None:
         """See `Actuator.stop`."""
-        if not _end_all(lambda: self._orphans(handle), grace_s=grace_s):
+        if not end_all(lambda: self._orphans(handle), grace_s=grace_s):
             raise ActuatorError(f"processes that worker {_parts(handle)['worker']} left still run after SIGKILL")
 
     def start(self, handle: str) -> None:
@@ -206,10 +206,15 @@ def _group(process: ProcessId) -> int:
 
 def _end(leader: ProcessId, *, grace_s: float) -> bool:
     """End a process and all that it started. Returns whether they ended."""
-    return _end_all(lambda: procfs.family(leader), grace_s=grace_s)
+    return end_all(lambda: procfs.family(leader), grace_s=grace_s)
 
 
-def _end_all(listed: Callable[[], list[ProcessId]], *, grace_s: float) -> bool:
+def end_all(listed: Callable[[], list[ProcessId]], *, grace_s: float) -> bool:
+    """End the listed processes: SIGTERM, and SIGKILL after the grace. Returns whether they ended.
+
+    Raises:
+        ActuatorError: the kernel cannot signal by identity.
+    """
     left = set(listed())
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_WAIT_S)):
         for process in left:

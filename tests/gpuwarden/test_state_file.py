@@ -301,6 +301,13 @@ def test_invalid_task_file_is_refused_with_a_fixed_reason(text: str, reason: str
     assert refused.value.reason == reason
 
 
+def test_process_that_is_younger_than_its_task_is_another() -> None:
+    """Within the slack of a truncated time it is the task's."""
+    task = parse_task(json.dumps({**TASK, "timestamp": 1000}))
+
+    assert [task.predates(at) for at in (10.0, 1004.9, 1005.1)] == [False, False, True]
+
+
 @given(st.text())
 def test_any_task_file_content_is_parsed_or_refused(text: str) -> None:
     with suppress(StateFileError):

@@ -21,6 +21,7 @@ from gpuwarden.queue.counts import Counts
 from gpuwarden.queue.fencing import Fencing
 from gpuwarden.queue.hosts.batches import Batches
 from gpuwarden.queue.hosts.lost_hosts import LostHosts
+from gpuwarden.queue.hosts.task_orders import TaskOutcome, TaskResult
 from gpuwarden.queue.hosts.tokens import HostTokens, Scope, id_of
 from gpuwarden.queue.items.items import Items
 from gpuwarden.queue.models import Beat, Renewal, SlotClaim
@@ -42,7 +43,7 @@ from tests.remediator.world import Box, World
 
 GROWS: Final = frozenset(
     {
-        *("jobs", "runs", "outbox_events", "dependencies", "items", "item_outcomes", "host_tokens"),
+        *("jobs", "runs", "outbox_events", "dependencies", "items", "item_outcomes", "host_tokens", "task_orders"),
         *("episodes", "alerts", "journal", "intents", "run_decisions", "used_intent_keys"),
     }
 )
@@ -50,7 +51,7 @@ GROWS: Final = frozenset(
 SMALL: Final = frozenset(
     {
         *("jobs_claimable", "jobs_by_model", "jobs_by_lease", "jobs_by_worker", "jobs_at_work"),
-        *("outbox_events_unplaced", "outbox_events_unheeded", "runs_wrangled", "intents_owed"),
+        *("outbox_events_unplaced", "outbox_events_unheeded", "runs_wrangled", "intents_owed", "task_orders_open"),
         "alerts_by_state",  # in the order of ids, with a limit
         "jobs_tried_again",  # requeued jobs are few
         "one_open_episode_per_subject",
@@ -189,6 +190,8 @@ def fill(store: JobStore, ledger: Ledger) -> None:
         " SELECT 'run ' || job_id, 'item', 'done', job_id, 1, 'old', 'old', ended_at FROM jobs",
         "INSERT INTO host_tokens (token_id, token_hash, host, scopes, created_at)"
         " SELECT 'id ' || job_id, '', 'host ' || job_id, 'queue', ended_at FROM jobs",
+        "INSERT INTO task_orders (host, task_id, ordered_at, ordered_by, reason, expires_at, outcome, message)"
+        " SELECT 'host ' || job_id, job_id, ended_at, '', '', ended_at, 'ended', '' FROM jobs",
     )
     run(
         ledger._engine,
@@ -368,6 +371,7 @@ def test_each_reference_to_a_table_that_grows_has_an_index(tables: MetaData) -> 
 def test_no_statement_of_workers_or_sweeps_scans_what_grows(store: JobStore, ledger: Ledger) -> None:
     fill(store, ledger)
     token = store.host_tokens.enrol(HOST, now=OLD)
+    store.task_orders.give(HOST, 1, who="ann", reason="", life_s=60.0, now=store.now())
     parts = (Batches, Claims, Fencing, HostTokens, Items, LostHosts, Sweeps, Outbox, Counts)
     with called(*parts) as names, recorded(store._engine, ledger._engine) as found:
         work(store)
@@ -376,6 +380,9 @@ def test_no_statement_of_workers_or_sweeps_scans_what_grows(store: JobStore, led
         pass_on(store)
         assert store.host_tokens.verify(token, Scope.QUEUE, store.now()) == HOST
         store.host_tokens.see(store.host_tokens.valid([id_of(token)], store.now()), store.now())
+        result = TaskResult(task_id=1, outcome=TaskOutcome.ENDED, message="")
+        assert store.task_orders.exchange(HOST, [], now=store.now()) == [1]
+        assert store.task_orders.exchange(HOST, [result], now=store.now()) == []
 
     assert names == {f"{kind.__name__}.{name}" for kind in parts for name in public(kind)}
     assert_no_scans(found)

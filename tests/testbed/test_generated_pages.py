@@ -38,7 +38,7 @@ def test_every_command_and_subcommand_has_a_section(
         with pytest.raises(SystemExit):
             cli.main([name, "--help"])
         _, _, listed = capsys.readouterr().out.partition("\ncommands:\n")
-        expected += [f"gpuwarden {name} {sub}" for sub in re.findall(r"^    (\w+)(?: |$)", listed, re.MULTILINE)]
+        expected += [f"gpuwarden {name} {sub}" for sub in re.findall(r"^    ([\w-]+)(?: |$)", listed, re.MULTILINE)]
 
     assert len(expected) > 50
     assert list(sections) == expected

@@ -8,9 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Final
 
 import pytest
@@ -38,7 +36,7 @@ read -r _
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder. The pids of its tasks are always of this namespace."""
-    monkeypatch.setattr(exporter.sources.tasks, "_is_in_host_pid_namespace", lambda: True)
+    monkeypatch.setattr(procfs, "sees_all_pids", lambda: True)
     found = tmp_path / "running_tasks"
     found.mkdir()
     return found
@@ -178,9 +176,8 @@ def test_clock_change_does_not_end_a_known_task(folder: Path, monkeypatch: pytes
     seen, unseen = Tasks([folder]), Tasks([folder])
     seen.read()
 
-    now = clock.stamp()
-    later = replace(now, unix_s=now.unix_s + 1e7)
-    monkeypatch.setattr(exporter.sources.tasks, "clock", SimpleNamespace(stamp=lambda: later))
+    started_unix_s = clock.started_unix_s
+    monkeypatch.setattr(clock, "started_unix_s", lambda ticks: started_unix_s(ticks) + 1e7)
 
     assert alive(seen.read()) == {7: True}
     assert alive(unseen.read()) == {7: False}  # by the clock the pid belongs to a later process
@@ -220,7 +217,7 @@ def test_unchanged_file_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPat
     write(folder, 7)
     tasks = Tasks([folder])
     first = tasks.read()
-    monkeypatch.setattr(exporter.sources.tasks, "untrusted_files", None)
+    monkeypatch.setattr(exporter.sources.tasks, "files", None)
 
     assert tasks.read() == first
 
@@ -335,7 +332,7 @@ def test_unseen_process_is_dead_only_in_the_host_pid_namespace(
     folder: Path, run_task: Callable[[int], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch, hosts: bool
 ) -> None:
     """In another namespace the host's pids are unknown."""
-    monkeypatch.setattr(exporter.sources.tasks, "_is_in_host_pid_namespace", lambda: hosts)
+    monkeypatch.setattr(procfs, "sees_all_pids", lambda: hosts)
     tasks = Tasks([folder])
     seen = run_task(7)
     write(folder, 8, pid=dead_pid())

@@ -46,6 +46,7 @@ COMMANDS: Sequence[Sequence[str]] = (
     ["events", "c"], ["events", HOSTILE], ["gpu", "list"], ["gpu", "release", HOSTILE],
     ["gpu", "quarantine", "GPU-" + HOSTILE], ["worker", "list"], ["worker", "list", "--dead"],
     ["host", "list"], ["host", "show", HOST], ["host", "enrol", HOSTILE], ["host", "rotate", HOST, "--scopes", HOSTILE],
+    ["host", "end-task", HOST, "2", "--reason", HOSTILE],
     ["worker", "lock", HOSTILE, "--host", HOSTILE], ["worker", "unlock", HOSTILE, "--host", HOSTILE],
     ["worker", "drain", "x", "--host", HOSTILE], ["status"], ["status", "--host", HOSTILE],
     ["ledger", "list"], ["ledger", "show", "1"], ["ledger", "capture", "1"], ["ledger", "refused"],
