@@ -104,7 +104,7 @@ class Claims(QueueBase):
         row = None
         if is_shared(self._engine):
             with autocommit(self._engine) as connection:
-                found = connection.execute(*one_trip.claim(**question)).one()
+                found = one_trip.claim.execute(connection, **question).one()
             if found.job_id is not None:
                 row = found
             elif found.next is None and not (found.over or found.drained or found.mine):
@@ -226,7 +226,7 @@ class Claims(QueueBase):
         if is_shared(self._engine):
             slot = {} if of is None else {"host": of[0], "worker": of[1]}
             with autocommit(self._engine) as connection:
-                if connection.scalar(*one_trip.complete(**its, **slot)) is not None:
+                if one_trip.complete.execute(connection, **its, **slot).first() is not None:
                     return True
         if of is not None and not self.is_of(
             job_id, attempt=attempt, incarnation=incarnation, host=of[0], worker=of[1]
@@ -262,7 +262,7 @@ class Claims(QueueBase):
         found = None
         if is_shared(self._engine) and job.run_id is None:
             with autocommit(self._engine) as connection:
-                found = connection.execute(*one_trip.complete_and_claim(**its | question)).one()
+                found = one_trip.complete_and_claim.execute(connection, **its | question).one()
         if found is not None and found.done is not None:
             row = found if found.job_id is not None else None
         else:
