@@ -43,6 +43,7 @@ from gpuwarden.files import raise_file_limit
 from gpuwarden.format import show
 from gpuwarden.http.serving import Server, bind
 from gpuwarden.http.web_config import WebConfig
+from gpuwarden.kube import api as kube
 from gpuwarden.reporter import host_key
 from gpuwarden.settings import complaints, read_settings
 
@@ -218,15 +219,7 @@ def make_pods(settings: Settings) -> Pods:
     """
     api = None
     if settings.pods == "api" or (settings.pods == "auto" and settings.node_name):
-        url = settings.kubernetes_api
-        if url == "in-cluster":
-            host, port = (os.environ.get(f"KUBERNETES_SERVICE_{each}", "") for each in ("HOST", "PORT"))
-            if not host:
-                raise GpuwardenError(
-                    "$KUBERNETES_SERVICE_HOST is not set, so this is not a pod: set --kubernetes-api to a URL"
-                )
-            url = f"https://{f'[{host}]' if ':' in host else host}:{port or 443}"
-        api = Api(url, node=settings.node_name, resource=settings.budget_resource)
+        api = Api(kube.connect(settings.kubeconfig), node=settings.node_name, resource=settings.budget_resource)
     if settings.pod_resources == "auto":
         return Pods(api=api, pod_resources=kubelet.SOCKET, pod_resources_wanted=False)
     return Pods(api=api, pod_resources=None if settings.pod_resources == "none" else Path(settings.pod_resources))

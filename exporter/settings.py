@@ -102,9 +102,10 @@ class Settings(BaseSettings):
         description="source of pods: 'api', 'logs' (/var/log/containers, without budgets), 'off', or 'auto': 'api' "
         "with --node-name, else 'logs' (docs/how-to/containers.md)",
     )
-    kubernetes_api: str = Field(
-        default="in-cluster",
-        description="URL of the Kubernetes API; 'in-cluster' uses $KUBERNETES_SERVICE_HOST and the pod's account",
+    kubeconfig: Path | None = Field(
+        default=None,
+        description="file with the address and the credentials of the Kubernetes API; default: $KUBECONFIG, or the "
+        "pod's service account",
     )
     node_name: str = Field(default="", description="this node's name in Kubernetes; required with --pods api")
     pod_resources: str = Field(

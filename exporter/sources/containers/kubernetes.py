@@ -8,16 +8,12 @@ GPUs come from the kubelet's pod-resources socket. Without it the API shows only
 NVIDIA_VISIBLE_DEVICES of the first process counts. Processes come from the cgroup with the id, budgets from the API.
 """
 
-import http.client
-import json
 import re
-import ssl
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote, urlsplit
 
 from exporter.evidence import vram_budgets
 from exporter.model.container import Container, VramBudget
@@ -26,12 +22,9 @@ from exporter.sources import processes
 from exporter.sources.containers import kubelet
 from exporter.sources.containers.poller import Listener, Listing
 from gpuwarden import cgroup, gpu_names, procfs
-from gpuwarden.errors import GpuwardenError
+from gpuwarden.kube import api as kube
 
 LOGS: Final = Path("/var/log/containers")
-
-ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""A pod's service account: its token and the API's certificate authority."""
 
 REFRESH_S: Final = 5.0
 """Seconds between two listings."""
@@ -43,10 +36,7 @@ LAG_S: Final = 30.0
 """Seconds until the API lists a new container."""
 
 TIMEOUT_S: Final = 5.0
-"""Timeout of the connection, seconds."""
-
-ANSWER_MAX: Final = 64 * 2**20
-"""Largest answer, bytes: a node has about 110 pods of 10 KB."""
+"""Timeout of a listing, seconds."""
 
 ABSENT_S: Final = 60.0
 """Seconds between two searches for missing cgroups: logs outlive their containers."""
@@ -89,53 +79,33 @@ class PodContainer:
 
 
 class Api:
-    """Reads the pods of one node from the Kubernetes API; the account's token is sent only over TLS."""
+    """Lists the pods of one node. `client` is a `kubernetes.client.ApiClient`."""
 
-    def __init__(self, url: str, *, node: str, resource: str, account: Path = ACCOUNT) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise GpuwardenError(f"invalid URL of a Kubernetes API: {url}; use https://HOST:PORT or in-cluster")
-        self.url = url
-        self._tls = parts.scheme == "https"
-        self._where = parts.hostname, parts.port
-        self._path = f"/api/v1/pods?resourceVersion=0&fieldSelector=spec.nodeName%3D{quote(node, safe='')}"
+    def __init__(self, client: Any, *, node: str, resource: str) -> None:
+        from kubernetes.client import CoreV1Api  # noqa: PLC0415 - slow, and only for this source
+
+        self._core = CoreV1Api(client)
+        self._node = node
         self._resource = resource
-        self._account = account
 
     def containers(self) -> list[PodContainer]:
         """The running containers.
 
         Raises:
-            OSError: no answer, or an HTTP error.
+            KubeError: no answer, or an HTTP error.
             Exception: the answer is invalid.
         """
-        headers = {"Accept": "application/json"}
-        token = self._account / "token"
-        if self._tls and token.exists():  # the kubelet replaces it before it expires
-            headers["Authorization"] = f"Bearer {token.read_text(encoding='ascii').strip()}"
-        connection = self._connection()
-        try:
-            connection.request("GET", self._path, headers=headers)
-            answer = connection.getresponse()
-            text = answer.read(ANSWER_MAX + 1)
-        except http.client.HTTPException as error:
-            raise OSError(f"invalid HTTP answer: {type(error).__name__}: {error}") from None
-        finally:
-            connection.close()
-        if answer.status != http.HTTPStatus.OK:
-            hint = "; allow its account to list pods" if answer.status in (401, 403) else ""
-            raise OSError(f"HTTP status {answer.status} {answer.reason}{hint}")
-        if len(text) > ANSWER_MAX:
-            raise OSError(f"the list of pods is over {ANSWER_MAX} bytes")
-        return [each for pod in json.loads(text)["items"] for each in running_containers(pod, self._resource)]
-
-    def _connection(self) -> http.client.HTTPConnection:
-        host, port = self._where
-        if not self._tls:
-            return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-        authority = self._account / "ca.crt"
-        context = ssl.create_default_context(cafile=str(authority) if authority.exists() else None)
-        return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
+        with kube.request("list the pods of this node"):
+            found = kube.read_json(
+                # Version 0 is answered from the server's cache.
+                self._core.list_pod_for_all_namespaces(
+                    field_selector=f"spec.nodeName={self._node}",
+                    resource_version="0",
+                    _preload_content=False,
+                    _request_timeout=TIMEOUT_S,
+                )
+            )
+        return [each for pod in found["items"] for each in running_containers(pod, self._resource)]
 
 
 def running_containers(pod: dict[str, Any], resource: str) -> list[PodContainer]:
@@ -257,10 +227,7 @@ class Pods(Listener):
         try:
             known = read_log_links(self._logs) if self._api is None else self._api.containers()
         except OSError as error:
-            who = (
-                f"the kubelet's logs in {self._logs}" if self._api is None else f"the Kubernetes API at {self._api.url}"
-            )
-            raise OSError(f"{who}: {error}") from None
+            raise OSError(f"the kubelet's logs in {self._logs}: {error}") from None
         whole = self._find_groups({each.id for each in known}, taken_s)
         known = [replace(each, id=whole.get(each.id, each.id)) for each in known]
         other_sources = self._read_kubelet(known)

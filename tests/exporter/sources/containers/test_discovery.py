@@ -12,6 +12,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISSOCK
 
 import pytest
+from kubernetes.client import ApiClient
 
 from exporter import main
 from exporter.model.snapshot import Snapshot
@@ -21,6 +22,7 @@ from exporter.settings import Settings
 from exporter.sources.containers.discovery import EngineRegistry, PendingEngine
 from exporter.sources.containers.kubernetes import LOGS
 from exporter.sources.containers.poller import Listener, Listing
+from gpuwarden.kube import api
 from tests.exporter import builders as build
 from tests.exporter.sources.containers.test_cgroups import ID, Host, scope
 from tests.waiting import eventually
@@ -220,14 +222,15 @@ def test_path_that_cannot_be_read_may_exist(tmp_path: Path) -> None:
         ([], [], {"docker": main.DOCKER_SOCKET, "kubernetes": LOGS}),
         (["--docker=unix:///var/run/docker.sock", "--pods=off"], ["docker"], {}),
         (["--docker=none", "--pods=logs"], ["kubernetes"], {}),
-        (["--node-name=n", "--kubernetes-api=http://127.0.0.1:1"], ["kubernetes"], {"docker": main.DOCKER_SOCKET}),
+        (["--node-name=n"], ["kubernetes"], {"docker": main.DOCKER_SOCKET}),
         (["--podman=unix:///run/p.sock", "--docker=none", "--pods=off"], ["podman"], {}),
     ],
     ids=["default", "named Docker", "kubelet links", "named node", "Podman only"],
 )
 def test_settings_select_configured_and_pending_engines(
-    options: list[str], asked: list[str], sought: dict[str, Path]
+    options: list[str], asked: list[str], sought: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(api, "connect", lambda _: ApiClient())
     settings = Settings(_cli_parse_args=options)
 
     assert sorted(main.configured_engines(settings)) == asked

@@ -1,0 +1,82 @@
+"""Pods of a real cluster, as the exporter on its node lists them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from kubernetes.client import CoreV1Api
+
+from exporter.model.container import Container
+from exporter.sources.containers import kubelet
+from exporter.sources.containers.kubernetes import Api, Pods
+from gpuwarden import cgroup
+from gpuwarden.kube import api as kube
+from testbed.kubernetes import pods
+from testbed.kubernetes.cluster import Cluster
+from tests.exporter import builders as build
+from tests.waiting import eventually
+
+VRAM = "gpuwarden/vram-mib"
+
+pytestmark = pytest.mark.kube
+
+
+@pytest.fixture
+def core(cluster: Cluster) -> CoreV1Api:
+    return CoreV1Api(cluster.api())
+
+
+@contextmanager
+def seats(core: CoreV1Api, cluster: Cluster, mib: int) -> Iterator[None]:
+    """Let the node advertise GPU memory."""
+    core.patch_node_status(cluster.node, {"status": {"capacity": {VRAM: str(mib)}}})
+    cluster.wait(lambda: VRAM in core.read_node(cluster.node).status.allocatable, "seat of the node")
+    yield
+    core.patch_node_status(
+        cluster.node,
+        [{"op": "remove", "path": "/status/capacity/gpuwarden~1vram-mib"}],
+    )
+    cluster.wait(lambda: VRAM not in core.read_node(cluster.node).status.allocatable, "node without a seat")
+
+
+def listed(source: Pods, namespace: str) -> list[Container]:
+    return [each for each in source.list_now().containers.values() if each.namespace == namespace]
+
+
+def commands(container: Container) -> set[str]:
+    assert container.group
+    lines = (Path(f"/proc/{pid}/cmdline").read_bytes() for pid in cgroup.processes(Path(container.group)))
+    return {line.replace(b"\0", b" ").decode().strip() for line in lines}
+
+
+def test_pod_with_a_seat_is_listed_with_its_budget_and_processes(
+    cluster: Cluster, core: CoreV1Api, namespace: str
+) -> None:
+    api = Api(kube.connect(cluster.kubeconfig), node=cluster.node, resource=VRAM)
+    source = Pods(api=api, pod_resources=cluster.pod_resources)
+    with seats(core, cluster, 5000):
+        script = "sleep 1000 & exec sleep 1001"
+        core.create_namespaced_pod(namespace, pods.pod("tenant", ["sh", "-c", script], limits={VRAM: 3000}))
+        cluster.wait(lambda: core.read_namespaced_pod("tenant", namespace).status.phase == "Running", "running pod")
+        uid = core.read_namespaced_pod("tenant", namespace).metadata.uid
+
+        (tenant,) = listed(source, namespace)
+        assert (tenant.name, tenant.namespace, tenant.pod) == (f"{namespace}/tenant/main", namespace, "tenant")
+        assert tenant.incarnation == f"{uid}@{tenant.id}@0"
+        assert tenant.vram_budget.budget_bytes == 3000 * build.MIB
+        assert tenant.gpu_request is None
+        eventually(lambda: commands(tenant) == {"sleep 1000", "sleep 1001"}, "both processes are in its group")
+
+        core.delete_namespaced_pod("tenant", namespace, grace_period_seconds=0)
+        eventually(lambda: not listed(source, namespace), "the pod is not listed")
+
+
+def test_kubelet_lists_containers_in_the_declared_messages(cluster: Cluster, core: CoreV1Api, namespace: str) -> None:
+    core.create_namespaced_pod(namespace, pods.pod("plain"))
+
+    eventually(
+        lambda: kubelet.read_devices(cluster.pod_resources).get((namespace, "plain", "main")) == {},
+        "the container without a device is listed",
+        within_s=30,
+    )
