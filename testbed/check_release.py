@@ -42,7 +42,7 @@ FOREIGN_SERIES: Final = frozenset(
     {"up", "ALERTS", "prometheus_rule_evaluation_failures_total", "prometheus_rule_group_iterations_missed_total"}
 )
 """Series that Prometheus itself publishes."""
-METRICS_PAGES: Final = ("metrics.md", "metrics-queue.md", "metrics-remediator.md")
+METRICS_PAGES: Final = ("metrics.md", "metrics-gateway.md", "metrics-queue.md", "metrics-remediator.md")
 """Generated pages of docs/reference/ that list every series."""
 
 SECTIONS: Final = ("Meaning", "Impact", "What gpuwarden does", "Diagnosis", "Mitigation", "False alarm", "Limits")

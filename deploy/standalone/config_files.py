@@ -1,5 +1,6 @@
 """Configuration of Prometheus and Alertmanager for one host. All addresses are on loopback."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,12 @@ class Intervals:
     group_interval_s: int = 1
     repeat_s: int = 3600
 
+
+CENTRAL: Final = "gpuwarden-gateway-central"
+"""Service of the central gateway, and its job of Prometheus."""
+
+REPORTS: Final = "gpuwarden-reports"
+"""Job of Prometheus for the reports of hosts."""
 
 WATCHDOG_S: Final = 60
 """Interval at which the watchdog alert is delivered, seconds."""
@@ -43,6 +50,7 @@ IMPLIED: Final = (
     "GpuwardenGpuTelemetryDown",
     "GpuwardenRemediatorDown",
     "GpuwardenExecutorDown",
+    "GpuwardenGatewayDown",
 )
 """Alerts that a lost host also raises."""
 
@@ -94,26 +102,30 @@ def prometheus_config(
     remediator: str,
     alertmanager: str,
     prometheus: str,
+    gateways: Mapping[str, str] | None = None,
     rules: list[Path],
     intervals: Intervals,
 ) -> str:
     """Return prometheus.yml. Addresses are `host:port`. `host` becomes a target label.
 
-    Prometheus scrapes itself, so that failing rules raise an alert.
+    Prometheus scrapes itself, so that failing rules raise an alert. Gateways are by service. The central one also has
+    the reports of other hosts.
     """
+    addresses = {"gpuwarden-exporter": exporter, "gpuwarden-remediator": remediator, "prometheus": prometheus}
+    addresses |= gateways or {}
+    scraped: list[dict[str, object]] = [
+        {"job_name": name, "static_configs": [{"targets": [address], "labels": {"host": host}}]}
+        for name, address in addresses.items()
+    ]
+    if CENTRAL in addresses:
+        reports = {"honor_labels": True, "metrics_path": "/reports"}
+        scraped.append({"job_name": REPORTS, **reports, "static_configs": [{"targets": [addresses[CENTRAL]]}]})
     return _yaml(
         {
             "global": {"scrape_interval": f"{intervals.scrape_s}s", "evaluation_interval": f"{intervals.evaluate_s}s"},
             "rule_files": [str(path) for path in rules],
             "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
-            "scrape_configs": [
-                {"job_name": name, "static_configs": [{"targets": [address], "labels": {"host": host}}]}
-                for name, address in (
-                    ("gpuwarden-exporter", exporter),
-                    ("gpuwarden-remediator", remediator),
-                    ("prometheus", prometheus),
-                )
-            ],
+            "scrape_configs": scraped,
         }
     )
 

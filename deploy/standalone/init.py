@@ -20,7 +20,7 @@ from string import Template
 from typing import Final, NoReturn
 
 from deploy.standalone import data_dir, docker_socket, package_data
-from deploy.standalone.config_files import Intervals, alertmanager_config, prometheus_config, web_config
+from deploy.standalone.config_files import CENTRAL, Intervals, alertmanager_config, prometheus_config, web_config
 from deploy.standalone.stack import (
     PORTS,
     add_evaluation_interval,
@@ -33,18 +33,26 @@ from gpuwarden.docs_pages import RUNBOOKS, pages
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import atomic_write
 from gpuwarden.format import Parser, show
+from gpuwarden.gateway import CENTRAL_PORT, HOST_PORT
 from gpuwarden.state_file import check_name
 
 UNITS: Final = ("gpuwarden-exporter", "gpuwarden-remediator", "gpuwarden-executor")
+HOST_GATEWAY: Final = "gpuwarden-gateway-host"
+GATEWAYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "none": (), "host": (HOST_GATEWAY,), "central": (CENTRAL,), "both": (HOST_GATEWAY, CENTRAL)
+}  # fmt: skip
+"""Units of gateways by `--gateway`."""
 TOKEN: Final = "gpuwarden/token"  # noqa: S105 - a path
 HOST: Final = "gpuwarden/host"
 WATCHDOG_URL: Final = ".watchdog-url"
 KEPT_RUNBOOKS_URL: Final = ".runbooks-url"
 KEPT_OPTIONS: Final = ".options"
+_PORTS: Final = {**PORTS, "gateway_host": HOST_PORT, "gateway_central": CENTRAL_PORT}
 _OPTIONS: Final = (
     "command", "config_dir", "data_dir", "runtime_dir", "podman", "docker", "systemd_unit",
     "evaluation_interval_s",
-    *(f"{part}_port" for part in PORTS),
+    "gateway",
+    *(f"{part}_port" for part in _PORTS),
 )  # fmt: skip
 OTHER_RULES_S: Final = 15
 """Evaluation interval of rules without a remedy, seconds."""
@@ -86,6 +94,10 @@ class Site:
     alertmanager_port: int
     evaluation_interval_s: int
     """Of rules with a remedy."""
+    gateway: str = "none"
+    """Which gateways run here: a key of `GATEWAYS`."""
+    gateway_host_port: int = HOST_PORT
+    gateway_central_port: int = CENTRAL_PORT
     watchdog_url: str | None = None
     runbooks_url: str | None = None
     """Base URL of the runbooks, if not the remediator's on loopback."""
@@ -110,19 +122,27 @@ def files(site: Site) -> dict[str, str]:
             raise InitError(f"invalid {what} {path!r}: use an absolute path of letters, digits and ._/@+-")
     if site.systemd_unit and not _PLAIN_UNITS.fullmatch(site.systemd_unit):
         raise InitError(f"invalid systemd-unit {site.systemd_unit!r}: use letters, digits and :_.@*?[!]-")
-    etc = Path(site.config_dir)
+    etc, gateways = Path(site.config_dir), GATEWAYS[site.gateway]
+    ports = {HOST_GATEWAY: site.gateway_host_port, CENTRAL: site.gateway_central_port}
     prometheus = prometheus_config(
         host=site.host,
         exporter=f"127.0.0.1:{site.exporter_port}",
         remediator=f"127.0.0.1:{site.remediator_port}",
         alertmanager=f"127.0.0.1:{site.alertmanager_port}",
         prometheus=f"127.0.0.1:{site.prometheus_port}",
+        gateways={name: f"127.0.0.1:{port}" for name, port in ports.items() if name in gateways},
         rules=[etc / "rules" / "*.rules.yaml"],
         intervals=Intervals(evaluate_s=OTHER_RULES_S),
     )
     webhook = f"http://127.0.0.1:{site.remediator_port}/api/v1/alerts"
     runbooks = site.runbooks_url or f"http://127.0.0.1:{site.remediator_port}/{RUNBOOKS}"
-    fill = {**vars(site), "watched_docker": site.watched_docker or site.docker, "runbooks": runbooks.rstrip("/")}
+    units = (*UNITS, *gateways)
+    fill = {
+        **vars(site),
+        "watched_docker": site.watched_docker or site.docker,
+        "runbooks": runbooks.rstrip("/"),
+        "services": " ".join(units),
+    }
     return {
         "README.md": _fill_template("README.md", fill),
         "prometheus.yml": prometheus,
@@ -139,7 +159,7 @@ def files(site: Site) -> dict[str, str]:
         },
         **{f"gpuwarden/dashboards/{path.name}": path.read_text(encoding="utf-8") for path in package_data.dashboards()},
         **{f"gpuwarden/docs/{name}": path.read_text(encoding="utf-8") for name, path in pages().items()},
-        **{f"systemd/{unit}.service": _fill_template(f"{unit}.service", fill) for unit in UNITS},
+        **{f"systemd/{unit}.service": _fill_template(f"{unit}.service", fill) for unit in units},
         "sysusers.d/gpuwarden.conf": _fill_template("sysusers.conf", fill),
         "tmpfiles.d/gpuwarden.conf": _fill_template("tmpfiles.conf", fill),
     }
@@ -206,7 +226,8 @@ def command(argv: list[str]) -> int:
         evaluation_interval_s=arguments.evaluation_interval_s,
         watchdog_url=arguments.watchdog_url or _stored_url(kept_url, web_address),
         runbooks_url=arguments.runbooks_url or _stored_url(kept_runbooks, _pages_url),
-        **{f"{part}_port": getattr(arguments, f"{part}_port") for part in PORTS},
+        gateway=arguments.gateway,
+        **{f"{part}_port": getattr(arguments, f"{part}_port") for part in _PORTS},
     )
     wanted = _render(site)
     if (changed := folder.changed(wanted)) and not arguments.force:
@@ -338,8 +359,15 @@ def _parser(kind: type[Parser]) -> argparse.ArgumentParser:
         help="base URL of the runbook links in alerts: the remediator's /docs/runbooks as operators reach it, or "
         "another web server; kept in DIR (default: the remediator on loopback)",
     )
-    for part, port in PORTS.items():
-        parser.add_argument(f"--{part}-port", type=int, default=port, help=f"{part}'s port (default: %(default)s)")
+    parser.add_argument(
+        "--gateway",
+        choices=GATEWAYS,
+        default="none",
+        help="gateways that this host runs: that of its workers, the central one, or both (default: %(default)s)",
+    )
+    for part, port in _PORTS.items():
+        option, what = part.replace("_", "-"), " ".join(reversed(part.split("_")))
+        parser.add_argument(f"--{option}-port", type=int, default=port, help=f"{what}'s port (default: %(default)s)")
     return parser
 
 

@@ -12,10 +12,11 @@ from typing import Final, Protocol, TypeVar
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
+from gpuwarden.gateway import metrics
 from gpuwarden.gateway.operations import OPERATIONS, Operation, Register
 from gpuwarden.gateway.upstream import NOT_HELD, Answer, LogLimit, Upstream, failed
 from gpuwarden.gateway.wire import BODY_MAX_BYTES, PREFIX, REQUEST_ID, VERSION
@@ -65,24 +66,9 @@ class Counted:
     """What a gateway counts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
-            "gpuwarden_gateway_requests",
-            "Requests of workers, by operation and outcome.",
-            ["operation", "outcome"],
-            registry=registry,
-        )
-        self.refused = Counter(
-            "gpuwarden_gateway_refused_requests",
-            "Refused requests, by caller and reason.",
-            ["caller", "reason"],
-            registry=registry,
-        )
-        self.orders = Counter(
-            "gpuwarden_gateway_answered_orders",
-            "Orders to end a task that hosts answered, by outcome.",
-            ["outcome"],
-            registry=registry,
-        )
+        self.requests = metrics.REQUESTS.counter(registry)
+        self.refused = metrics.REFUSED.counter(registry)
+        self.orders = metrics.ORDERS.counter(registry)
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from fastapi import Request
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -27,6 +27,7 @@ from gpuwarden.db.errors import NoAnswerError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import raise_file_limit
 from gpuwarden.format import Help, Parser
+from gpuwarden.gateway import CENTRAL_PORT, HOST_PORT, metrics
 from gpuwarden.gateway.app import REPORT_S, SLOT_BOUNDS, Caller, Counted, create_app
 from gpuwarden.gateway.batching import Batching
 from gpuwarden.gateway.job_watcher import JobWatcher
@@ -61,9 +62,6 @@ THREADS: Final = 12
 CONNECTIONS: Final = THREADS + 4
 """Connections to the database: also for checks of tokens, and to count jobs."""
 
-HOST_PORT: Final = 29837
-CENTRAL_PORT: Final = 29838
-
 CALLER: Final = "gpuwarden.caller"
 """Key of a socket's caller in a request's scope."""
 
@@ -75,6 +73,7 @@ def command(argv: list[str]) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     logs.configure(level=arguments.log_level)
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     return arguments.act(parser, arguments)  # type: ignore[no-any-return]
 
 
@@ -105,9 +104,7 @@ def _host(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int
                 upstream = _database(store, registry)
             app = create_app(_AtSocket(), upstream, Counted(registry))
             sockets = Sockets(directory)
-            Gauge("gpuwarden_gateway_sockets", "Sockets of workers' folders.", registry=registry).set_function(
-                lambda: len(sockets.bound)
-            )
+            metrics.SOCKETS.gauge(registry, lambda: len(sockets.bound))
             ready = _ready(web, listener, host=host, role="host")
             server = Server(_pages(registry, web), web, at_start=ready, at_end=_ending(upstream))
             keeping = asyncio.create_task(_keep(sockets, app, host))
@@ -186,11 +183,7 @@ def _database(store: "JobStore", registry: CollectorRegistry) -> DatabaseUpstrea
     """Answers from a database. Call it in the event loop."""
     watcher = JobWatcher(store)
     watcher.start()
-    Gauge(
-        "gpuwarden_gateway_waiting_workers",
-        "Workers that wait for a job. A host behind a central gateway counts as one.",
-        registry=registry,
-    ).set_function(lambda: watcher.count)
+    metrics.WAITING.gauge(registry, lambda: watcher.count)
     ownership = Ownership(store.batches.owned)
     ownership.start()
     return DatabaseUpstream(store, watcher, ownership, threads=THREADS)
@@ -330,9 +323,14 @@ def _parser() -> argparse.ArgumentParser:
         (central, _central, "the hosts' requests, /reports, /metrics and /-/healthy", CENTRAL_PORT),
     ):
         add_store(each)
-        each.add_argument("--listen", default="127.0.0.1", help=f"address of {what}")
-        each.add_argument("--port", type=int, default=port, help="port to listen on; 0 selects a free one")
-        each.add_argument("--web-config-file", type=Path, help="TLS; passwords and tokens of /metrics")
+        name = "GPUWARDEN_GATEWAY_" + ("HOST" if each is host else "CENTRAL")
+        listen, its_port, web = (f"{name}_{option}" for option in ("LISTEN", "PORT", "WEB_CONFIG_FILE"))
+        each.add_argument("--listen", default=os.environ.get(listen, "127.0.0.1"),
+                          help=f"address of {what}; or ${listen}")  # fmt: skip
+        each.add_argument("--port", type=int, default=os.environ.get(its_port, port),
+                          help=f"port to listen on; 0 selects a free one; or ${its_port}")  # fmt: skip
+        each.add_argument("--web-config-file", type=Path, default=os.environ.get(web),
+                          help=f"TLS; passwords and tokens of /metrics; or ${web}")  # fmt: skip
         each.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"],
                           help="verbosity")  # fmt: skip
         each.set_defaults(act=act)

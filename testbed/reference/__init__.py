@@ -1,1 +1,1 @@
-"""The reference pages that need all programs: commands, alerts and the HTTP API."""
+"""The reference pages that need all programs: commands, alerts, the HTTP API and the gateway's metrics."""

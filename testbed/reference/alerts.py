@@ -14,6 +14,7 @@ HEADINGS: Final = {
     "Hosts": r"^host\.",
     "GPUs and drivers": r"^(attribution|faults)\.",
     "Exporter": r"^telemetry\.",
+    "Gateway": r"^gateway\.",
     "Remediator": r"^remediator\.",
     "Prometheus and Alertmanager": r"^(chain|evaluation)\.",
 }

@@ -151,6 +151,7 @@ def test_second_run_keeps_every_option(tmp_path: Path, capsys: pytest.CaptureFix
         "--data-dir=/srv/warden", "--runtime-dir=/run/warden",
         podman, "--docker=unix:///srv/docker.sock", "--systemd-unit=gpu-worker@*.service,b.service",
         "--exporter-port=71", "--remediator-port=72", "--alertmanager-port=73", "--prometheus-port=74",
+        "--gateway=both", "--gateway-host-port=75", "--gateway-central-port=76",
     ]  # fmt: skip
     first = written(tmp_path, "--host", "box1", *options)
     assert "earlier run" not in capsys.readouterr().out
@@ -266,6 +267,25 @@ def test_docker_can_be_disabled(tmp_path: Path) -> None:
     assert "GPUWARDEN_REMEDIATOR_DOCKER=none\n" in found
 
 
+@pytest.mark.parametrize(
+    ("gateway", "units", "jobs"),
+    [
+        ("none", [], []),
+        ("host", ["gpuwarden-gateway-host"], ["gpuwarden-gateway-host"]),
+        ("central", ["gpuwarden-gateway-central"], ["gpuwarden-gateway-central", "gpuwarden-reports"]),
+    ],
+)
+def test_gateways_get_units_and_scrape_jobs_if_wanted(
+    gateway: str, units: list[str], jobs: list[str], tmp_path: Path
+) -> None:
+    found = written(tmp_path, "--gateway", gateway)
+
+    assert sorted(name for name in found if "gateway-" in name) == [f"systemd/{unit}.service" for unit in units]
+    assert f"enable --now {' '.join([*init.UNITS, *units])}\n" in found["README.md"]
+    scraped = yaml.safe_load(found["prometheus.yml"])["scrape_configs"]
+    assert [job["job_name"] for job in scraped[3:]] == jobs
+
+
 def test_new_options_change_unchanged_files(tmp_path: Path) -> None:
     written(tmp_path, "--host", "box1")
 
@@ -360,7 +380,7 @@ def test_promtool_and_amtool_accept_the_written_files(tmp_path: Path) -> None:
     ]
     written(tmp_path / "config-dir", *options)
     (tmp_path / "config-dir" / "gpuwarden").rename(tmp_path / "gpuwarden")
-    written(tmp_path / "out", "--config-dir", str(tmp_path / "gpuwarden"))
+    written(tmp_path / "out", "--config-dir", str(tmp_path / "gpuwarden"), "--gateway", "both")
 
     assert run_part("promtool", "check", "config", str(tmp_path / "out" / "prometheus.yml")) == []
     assert run_part("amtool", "check-config", str(tmp_path / "out" / "alertmanager.yml")) == []
@@ -368,7 +388,7 @@ def test_promtool_and_amtool_accept_the_written_files(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not on PATH")
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
-    written(tmp_path, "--command", "/bin/true")
+    written(tmp_path, "--command", "/bin/true", "--gateway", "both")
 
     checked = subprocess.run(
         ["systemd-analyze", "verify", *sorted((tmp_path / "systemd").iterdir())],

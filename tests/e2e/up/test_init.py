@@ -12,20 +12,31 @@ import httpx
 import pytest
 
 from deploy.standalone import debian_packages, init
+from deploy.standalone.stack import PORTS
 from tests.asking import PLAIN
 from tests.e2e.running import ALERT_LABELS, find_broken_runbooks, free_ports, run_gpuwarden
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]
 
-SCRAPED = ["gpuwarden-exporter", "gpuwarden-remediator", "prometheus"]
+SCRAPED = ["gpuwarden-exporter", *init.GATEWAYS["both"], "gpuwarden-remediator", "prometheus"]
+PARTS = [*PORTS, "gateway-host", "gateway-central"]
 
 
 def test_pipeline_runs_from_the_written_files(tmp_path: Path) -> None:
-    ports, folder = free_ports(), tmp_path / "files"
+    ports, folder = free_ports(PARTS), tmp_path / "files"
     options = [word for part, port in ports.items() for word in (f"--{part}-port", str(port))]
     locations = [word for name in ("data-dir", "runtime-dir") for word in (f"--{name}", str(tmp_path / name))]
-    locations += ["--config-dir", str(folder / "gpuwarden"), "--docker", "none", "--command", sys.executable]
+    locations += [
+        "--gateway",
+        "both",
+        "--config-dir",
+        str(folder / "gpuwarden"),
+        "--docker",
+        "none",
+        "--command",
+        sys.executable,
+    ]
     assert init.command([str(folder), "--host", "box1", *options, *locations]) == 0
     make(folder / "tmpfiles.d" / "gpuwarden.conf")
 
@@ -50,10 +61,10 @@ def test_pipeline_runs_from_the_written_files(tmp_path: Path) -> None:
     def all_are_scraped() -> bool:
         answer = query_part("prometheus", "/api/v1/query", query='up{host="box1"} == 1')
         found = answer.json()["data"]["result"] if answer is not None else []
-        return sorted(row["metric"]["job"] for row in found) == SCRAPED
+        return sorted(row["metric"]["job"] for row in found) == sorted(SCRAPED)
 
     with running(folder, tmp_path, ports) as logs:
-        eventually(all_are_scraped, "Prometheus scrapes exporter, remediator and itself", within_s=60, log=logs)
+        eventually(all_are_scraped, "Prometheus scrapes all programs and itself", within_s=60, log=logs)
         rules = query_part("prometheus", "/api/v1/rules")
         assert rules is not None
         loaded = {Path(group["file"]).name for group in rules.json()["data"]["groups"]}
@@ -97,7 +108,9 @@ def read_unit(unit: Path) -> tuple[list[str], dict[str, str]]:
 def running(folder: Path, work: Path, ports: dict[str, int]) -> Iterator["Logs"]:
     logs = Logs(work / "log")
     env_for_parts = debian_packages.env_for_parts()
-    commands = {unit: read_unit(folder / "systemd" / f"{unit}.service") for unit in init.UNITS}
+    commands = {
+        unit: read_unit(folder / "systemd" / f"{unit}.service") for unit in (*init.UNITS, *init.GATEWAYS["both"])
+    }
     commands["alertmanager"] = (
         [str(debian_packages.find("alertmanager")), f"--config.file={folder / 'alertmanager.yml'}",
          f"--storage.path={work / 'am'}", f"--web.listen-address=127.0.0.1:{ports['alertmanager']}",

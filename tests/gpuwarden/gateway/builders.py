@@ -7,11 +7,25 @@ import re
 import ssl
 import subprocess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tests.certificates import Authority
 from tests.gpuwarden.worker.builders import Spawn
 from tests.waiting import eventually
+
+PAGE: Final = Path(__file__).parents[3] / "docs" / "reference" / "metrics-gateway.md"
+
+
+def documented() -> dict[str, tuple[str, str]]:
+    """Type and meaning of each documented series of `/metrics`."""
+    rows = re.findall(r"^\| `(gpuwarden_gateway_\w+)` \| (\w+) \|.*\| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    return {name: (kind, meaning) for name, kind, meaning in rows}
+
+
+def described(page: str) -> dict[str, tuple[str, str]]:
+    """Type and meaning of each series of a page."""
+    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", page, re.MULTILINE))
+    return {name: (kinds[name], meaning) for name, meaning in re.findall(r"^# HELP (\w+) (.*)$", page, re.MULTILINE)}
 
 
 class Reply(NamedTuple):

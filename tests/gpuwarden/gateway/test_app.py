@@ -1,11 +1,16 @@
-"""What a caller's repeated request gets."""
+"""What a caller's repeated request gets, and what is counted."""
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 
+import gpuwarden.gateway
 from gpuwarden.gateway.app import SLOT_BOUNDS, Caller
-from gpuwarden.gateway.upstream import Answer, failed
+from gpuwarden.gateway.metrics import OUTCOMES, REASONS
+from gpuwarden.gateway.upstream import NOT_HELD, Answer, failed
+from gpuwarden.gateway.wire import ERRORS
 
 DONE = Answer(status=200, content={"result": True}, outcome="done")
 
@@ -40,3 +45,13 @@ def test_slot_over_its_rate_is_refused() -> None:
 
     assert asked[0]
     assert not asked[-1]
+
+
+def test_every_reason_and_outcome_is_documented() -> None:
+    """Label values of metrics, from the places in the code that make them."""
+    code = "".join(path.read_text() for path in Path(gpuwarden.gateway.__path__[0]).glob("*.py"))
+    refusals = re.findall(r'RefusedError\(\s*\d+,\s*"(\w+)"', code)
+    failures = re.findall(r'failed\(\d+, "(\w+)"', code)
+
+    assert set(REASONS) == {*refusals, NOT_HELD}
+    assert set(OUTCOMES) == {"done", NOT_HELD, *ERRORS, *failures}

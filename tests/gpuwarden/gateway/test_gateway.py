@@ -2,9 +2,11 @@
 
 import http.client
 import json
+import re
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +21,7 @@ from gpuwarden.gateway.operations import OPERATIONS, OnJob
 from gpuwarden.gateway.wire import BODY_MAX_BYTES, PREFIX, REQUEST_ID, SOCKET_NAME
 from gpuwarden.job import ItemState, State
 from gpuwarden.queue import Job, JobStore, ReplacedError, Submission
+from tests.gpuwarden.gateway.builders import described, documented
 from tests.gpuwarden.worker.builders import Spawn, gateway
 from tests.waiting import eventually
 
@@ -240,6 +243,14 @@ def test_one_job_wakes_at_most_two_of_many_waiting_workers(rooms: Path, store: J
     assert 1 <= len(woken) + len(more) <= 2
     for wait in waits:
         wait.close()
+
+
+@pytest.mark.usefixtures("door")
+def test_metrics_are_as_documented(rooms: Path) -> None:
+    port = re.search(r'"port": (\d+)', (rooms / "gateway.log").read_text())
+    assert port is not None
+    with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics", timeout=20) as answer:
+        assert described(answer.read().decode()) == documented()
 
 
 @pytest.mark.usefixtures("door")

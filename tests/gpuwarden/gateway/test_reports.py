@@ -23,7 +23,7 @@ from gpuwarden.queue import JobStore
 from gpuwarden.queue.hosts.reports import HostReport, Kind
 from gpuwarden.queue.hosts.silence import SeenHost
 from gpuwarden.queue.hosts.tokens import Scope
-from tests.gpuwarden.gateway.builders import CentralDoor
+from tests.gpuwarden.gateway.builders import CentralDoor, described, documented
 from tests.gpuwarden.queue.builders import NOW
 from tests.gpuwarden.worker.builders import Spawn
 from tests.waiting import eventually
@@ -52,6 +52,13 @@ def token(store: JobStore) -> str:
 
 
 # --- what is published
+
+
+def test_metrics_of_a_central_gateway_are_as_documented(central: CentralDoor) -> None:
+    its = documented()
+    del its["gpuwarden_gateway_sockets"]
+
+    assert described(central.get("/metrics")) == its
 
 
 @pytest.mark.both_databases
