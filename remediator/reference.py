@@ -30,6 +30,7 @@ EXECUTE: Final = {
     "armed": "Remedies",
     "queue_db": "Addresses",
     "docker": "Container engines",
+    "node_name": "Kubernetes",
     "interval_s": "Times",
     "retries_max": "Retries of jobs",
     "cooldown_s": "Cooldowns and circuit breaker",

@@ -44,6 +44,7 @@ HELP: Final[Mapping[str, str]] = {
     "pause": "start no new action for a while",
     "resume": "end a pause",
     "breaker": "close the circuit breaker",
+    "seats": "show, check and remove the GPU memory that Kubernetes nodes advertise",
     "gpu": "quarantine, release and list GPUs",
     "host": "enrol hosts; list, rotate and revoke their tokens; end tasks on them",
     "job": "submit, list, wait for, cancel, block or requeue jobs",

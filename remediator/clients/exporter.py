@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 import httpx
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from gpuwarden import evidence
 from gpuwarden.errors import GpuwardenError
@@ -22,6 +23,9 @@ _Facts = TypeVar("_Facts", WorkerFacts, ServerFacts)
 
 TIMEOUT_S: Final = 3.0
 """Timeout of a request, seconds."""
+
+_GPU_SOURCES: Final = frozenset({"source_gpu", "source_drm"})
+_FAILED: Final = ("gpuwarden_collector_success", 0.0)
 
 _WATCHED: Final = frozenset({"gpuwarden_worker_alive", "gpuwarden_server_info", "gpuwarden_container_recyclable"})
 
@@ -64,16 +68,7 @@ class ExporterClient:
 
     def list_targets(self) -> Targets:
         """List what the host has. Raises ExporterError."""
-        answer = self._get("/metrics")
-        if answer.status_code != httpx.codes.OK:
-            raise ExporterError(
-                f"the exporter at {self._url} returned {answer.status_code}: {answer.text.strip()[:200]}"
-            )
-        try:
-            families = list(text_string_to_metric_families(answer.text))
-        except ValueError as error:
-            raise ExporterError(f"the exporter at {self._url} returned an invalid metrics page: {error}") from None
-        samples = [sample for family in families for sample in family.samples]
+        samples = self._samples()
         watched = {
             sample.labels.get("container") or sample.labels.get("worker")
             for sample in samples
@@ -81,6 +76,26 @@ class ExporterClient:
         }
         names = {sample.labels.get(name, "") for sample in samples for name in ("worker", "container")}
         return Targets(containers=len(watched), names=frozenset(names - {""}))
+
+    def gpu_sizes(self) -> dict[str, int | None]:
+        """The memory of each GPU by UUID, bytes; `None` if it is unknown or the GPU is lost.
+
+        Raises:
+            ExporterError: no usable answer, or the GPUs cannot be listed.
+        """
+        sizes: dict[str, int | None] = {}
+        lost = set()
+        for sample in self._samples():
+            gpu = sample.labels.get("gpu", "")
+            if sample.name == "gpuwarden_gpu_info":
+                sizes.setdefault(gpu, None)
+            elif sample.name == "gpuwarden_gpu_memory_size_bytes":
+                sizes[gpu] = int(sample.value)
+            elif sample.name == "gpuwarden_gpu_lost_seconds" and sample.value > 0:
+                lost.add(gpu)
+            elif sample.labels.get("collector") in _GPU_SOURCES and (sample.name, sample.value) == _FAILED:
+                raise ExporterError(f"the exporter at {self._url} cannot list the GPUs: see its log")
+        return {gpu: None if gpu in lost else sizes.get(gpu) for gpu in sizes.keys() | lost}
 
     def worker_evidence(self, worker: str, *, host: str) -> WorkerFacts:
         """Return the evidence about one worker of this host.
@@ -108,6 +123,18 @@ class ExporterClient:
             found_name = f"{found.host}/{found.container}"
             raise ExporterError(f"the exporter returned {found_name} for {host}/{container}")
         return found
+
+    def _samples(self) -> list[Sample]:
+        answer = self._get("/metrics")
+        if answer.status_code != httpx.codes.OK:
+            raise ExporterError(
+                f"the exporter at {self._url} returned {answer.status_code}: {answer.text.strip()[:200]}"
+            )
+        try:
+            families = list(text_string_to_metric_families(answer.text))
+        except ValueError as error:
+            raise ExporterError(f"the exporter at {self._url} returned an invalid metrics page: {error}") from None
+        return [sample for family in families for sample in family.samples]
 
     def _get(self, page: str, about: dict[str, str] | None = None) -> httpx.Response:
         try:

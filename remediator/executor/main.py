@@ -2,7 +2,7 @@
 
 import signal
 from contextlib import ExitStack, closing
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -10,6 +10,7 @@ from gpuwarden import __version__, logs
 from gpuwarden.db.engine import connect, is_shared
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.fields import made_from
+from gpuwarden.kube import api as kube_api
 from gpuwarden.reporter import host_key
 from gpuwarden.supervisor import files
 from remediator.actuators import Actuator
@@ -27,8 +28,12 @@ from remediator.executor.lock import ExecutorLock
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Limits
 from remediator.remedies.guards import SafetyLimits
+from remediator.seats import Rules
 from remediator.settings.policy_file import PolicyFile
 from remediator.settings.settings import ExecuteSettings
+
+if TYPE_CHECKING:
+    from remediator.executor.seats import SeatKeeper
 
 log: Final = structlog.get_logger("remediator")
 
@@ -83,6 +88,9 @@ def execute(settings: ExecuteSettings) -> None:
             )
         log.info("executor ready", host=host, actuators=sorted(actuators), version=__version__)
         parts.callback(files.remove_executor, settings.runtime_dir)
+        if settings.node_name and settings.seats != "off":
+            keeper = parts.enter_context(closing(_seat_keeper(settings, exporter, lock)))
+            keeper.start()
         executor.run()
     log.info("executor stopped")
 
@@ -101,6 +109,25 @@ def _engines(settings: ExecuteSettings) -> dict[str, str]:
     """Sockets of the container engines, by kind."""
     named = {"docker": settings.docker, "podman": settings.podman}
     return {kind: base_url for kind, base_url in named.items() if base_url != "none"}
+
+
+def _seat_keeper(settings: ExecuteSettings, exporter: ExporterClient, lock: ExecutorLock) -> "SeatKeeper":
+    acts, api = settings.seats == "on", kube_api.connect()
+    from remediator.clients.nodes import Nodes  # noqa: PLC0415 - slow to import
+    from remediator.executor.seats import SeatKeeper  # noqa: PLC0415
+
+    return SeatKeeper(
+        settings.node_name,
+        nodes=Nodes(api, settings.budget_resource),
+        exporter=exporter,
+        rules=Rules(
+            resource=settings.budget_resource,
+            node_labels=settings.seats_node_labels,
+            reserve_mib=settings.seats_reserve_mib,
+            several_gpus=settings.seats_several_gpus,
+        ),
+        may_act=lambda: acts and not lock.lost,
+    )
 
 
 def _capture_runner(settings: ExecuteSettings, curves: Curves | None) -> CaptureRunner | None:

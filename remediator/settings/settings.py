@@ -20,6 +20,7 @@ from gpuwarden.reporter import state_directory
 from gpuwarden.settings import engine, services, split
 from remediator.payload import ALERTS_MAX
 from remediator.remedies.wrangle import ACTIVATION, MIGRATIONS_MAX, TIMEOUT_S
+from remediator.seats import NODE_LABELS, RESERVE_MIB, RESOURCE
 
 STOP_MARGIN_S: Final = 15.0
 """Minimum difference of settle_timeout_s and stop_grace_s, seconds."""
@@ -217,6 +218,31 @@ class ExecuteSettings(CommonSettings):
         default=(),
         description="systemd services of workers, such as 'gpu-worker@*.service', comma-separated or repeated; other "
         "services are never touched",
+    )
+    node_name: str = Field(
+        default="",
+        description="this node's name in Kubernetes; empty outside of Kubernetes (docs/how-to/kubernetes.md)",
+    )
+    seats: Literal["off", "dry-run", "on"] = Field(
+        default="dry-run",
+        description="advertise the node's GPU memory to the scheduler: 'on', 'off', or 'dry-run', which logs what it "
+        "would advertise; needs --node-name",
+    )
+    budget_resource: str = Field(
+        default=RESOURCE,
+        pattern=r"^[a-z0-9.-]+/[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="extended resource of the seats, whole MiB; same for the exporter",
+    )
+    seats_reserve_mib: int = Field(
+        default=RESERVE_MIB, ge=0, description="memory of each GPU that pods may not declare, MiB"
+    )
+    seats_node_labels: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)] = Field(
+        default=NODE_LABELS,
+        description="labels of nodes with a GPU, comma-separated or repeated; a node needs one of them",
+    )
+    seats_several_gpus: CliImplicitFlag[bool] = Field(
+        default=False,
+        description="advertise the sum of several GPUs; two pods may then meet on one GPU without room for both",
     )
     interval_s: float = Field(
         default=1.0,

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from structlog.testing import LogCapture
 
 import remediator.clients.exporter
+from exporter.model.snapshot import SourceHealth
 from gpuwarden import evidence as facts
 from gpuwarden.errors import GpuwardenError
 from remediator.clients.exporter import ExporterClient, WorkerUnseenError
@@ -366,3 +367,24 @@ def test_invalid_certificate_is_refused_at_the_start(tmp_path: Path, ours: Autho
 def test_settings_without_effect_are_refused(options: dict[str, str], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         ExecuteSettings(ledger="sqlite:////x", queue_db="sqlite:////y", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.behaviour("C1")
+def test_memory_of_each_gpu_is_known_unless_a_gpu_is_lost() -> None:
+    cards = host.gpus(host.gpu(0, memory_size_bytes=15360 * 2**20), host.gpu(1, memory_size_bytes=None), host.gpu(2))
+    snapshot = live(gpus=cards, gpu_lost_s={"GPU-0": 0.0, "GPU-2": 5.0, "GPU-3": 60.0})
+    with served(snapshot) as port, closing(ExporterClient(f"http://127.0.0.1:{port}")) as client:
+        found = client.gpu_sizes()
+
+    assert found == {"GPU-0": 15360 * 2**20, "GPU-1": None, "GPU-2": None, "GPU-3": None}
+
+
+@pytest.mark.behaviour("C1")
+def test_failed_source_of_gpus_is_not_a_host_without_gpus() -> None:
+    failed = SourceHealth(source="drm", success=False, duration_s=0.1, message="as the test says")
+    with (
+        served(live(sources=(failed,))) as port,
+        closing(ExporterClient(f"http://127.0.0.1:{port}")) as client,
+        pytest.raises(ExporterError, match="cannot list the GPUs"),
+    ):
+        client.gpu_sizes()

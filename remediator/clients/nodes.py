@@ -1,0 +1,145 @@
+"""Kubernetes nodes: the seats that they advertise, and the budgets of their pods."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any, Final
+
+from kubernetes import client, watch
+from kubernetes.utils.quantity import parse_quantity
+
+from gpuwarden.kube import api as kube_api
+from gpuwarden.kube.api import KubeError, read_json
+from remediator.seats import Node
+
+ANSWER_S: Final = 10.0
+"""Longest time without a byte from the API, seconds."""
+
+_RAW: Final[Mapping[str, Any]] = {"_preload_content": False}
+
+_ENDED: Final = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+class Nodes:
+    """Reads nodes and pods, and patches the capacity of nodes.
+
+    Raises:
+        KubeError: the API does not answer within seconds, or refuses.
+    """
+
+    def __init__(self, api: Any, resource: str) -> None:
+        self._api = api
+        self._core = client.CoreV1Api(api)
+        self._resource = resource
+
+    def read(self, name: str) -> Node:
+        """Read one node."""
+        with _request(f"read node {name}"):
+            return parse_node(read_json(self._core.read_node(name, **_RAW)), self._resource)
+
+    def list_all(self) -> list[Node]:
+        """List every node."""
+        with _request("list nodes"):
+            answer = self._core.list_node(resource_version="0", **_RAW)
+            return [parse_node(each, self._resource) for each in read_json(answer)["items"]]
+
+    def budgets_mib(self, name: str = "", *, cached: bool = True) -> dict[str, list[int]]:
+        """The budgets of all pods that have one, by node, or those on one node. `cached`: may be some seconds old."""
+        where = f"spec.nodeName={name}" if name else "spec.nodeName!="
+        with _request(f"list the pods of {name or 'all nodes'}"):
+            answer = self._core.list_pod_for_all_namespaces(
+                field_selector=f"{where},{_ENDED}", resource_version="0" if cached else None, **_RAW
+            )
+            found: dict[str, list[int]] = {}
+            for pod in read_json(answer)["items"]:
+                if mib := parse_budget(pod["spec"], self._resource):
+                    found.setdefault(pod["spec"]["nodeName"], []).append(mib)
+            return found
+
+    def advertise(self, name: str, mib: int | None, *, version: str = "") -> Node:
+        """Set or remove the seats of a node, with `version` only if it did not change since. Returns the node."""
+        body: dict[str, Any] = {"status": {"capacity": {self._resource: None if mib is None else str(mib)}}}
+        if version:
+            body["metadata"] = {"resourceVersion": version}
+        with _request(f"patch the status of node {name}"):
+            answer = self._core.patch_node_status(name, body, _content_type="application/merge-patch+json", **_RAW)
+            return parse_node(read_json(answer), self._resource)
+
+    def wait_for_change(self, node: Node, *, wait_s: int) -> None:
+        """Return when the node shows other seats or labels, when it is gone or new, or after `wait_s`."""
+        since = {"resource_version": node.version} if node.version else {}
+        watching = watch.Watch(return_type="object")
+        with _request(f"watch node {node.name}"):
+            for event in watching.stream(
+                self._core.list_node,
+                field_selector=f"metadata.name={node.name}",
+                timeout_seconds=wait_s,
+                _request_timeout=(ANSWER_S, wait_s + ANSWER_S),
+                **since,
+            ):
+                if event is None:
+                    raise ValueError("half an event")
+                now = parse_node(event["object"], self._resource)
+                if event["type"] == "DELETED" or (now.capacity_mib, now.labels) != (node.capacity_mib, node.labels):
+                    return
+
+    def bound_policies(self) -> frozenset[str] | None:
+        """Names of the ValidatingAdmissionPolicies that have a binding; `None` before Kubernetes 1.30."""
+        admission = client.AdmissionregistrationV1Api(self._api)
+        try:
+            with _request("list the bindings of admission policies"):
+                answer = read_json(admission.list_validating_admission_policy_binding(**_RAW))
+                return frozenset(each["spec"]["policyName"] for each in answer["items"])
+        except KubeError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+
+def parse_node(found: Mapping[str, Any], resource: str) -> Node:
+    """Parse a node (Kubernetes API, Node v1)."""
+    about, status = found["metadata"], found.get("status") or {}
+    return Node(
+        name=about["name"],
+        labels=about.get("labels") or {},
+        capacity_mib=_whole((status.get("capacity") or {}).get(resource)),
+        allocatable_mib=_whole((status.get("allocatable") or {}).get(resource)),
+        version=about.get("resourceVersion", ""),
+    )
+
+
+def parse_budget(spec: Mapping[str, Any], resource: str) -> int:
+    """The budget of a pod, MiB, as the scheduler counts it (Kubernetes API, PodSpec v1).
+
+    The sum of its containers, or the largest init container with the sidecars that started before it.
+    """
+    running = sum(_requested_mib(each, resource) for each in spec.get("containers") or [])
+    sidecars = largest = 0
+    for each in spec.get("initContainers") or []:
+        mib = _requested_mib(each, resource)
+        if each.get("restartPolicy") == "Always":
+            sidecars += mib
+        else:
+            largest = max(largest, sidecars + mib)
+    return max(running + sidecars, largest)
+
+
+def _requested_mib(container: Mapping[str, Any], resource: str) -> int:
+    # The API server copies the limit of an extended resource to its request.
+    resources = container.get("resources") or {}
+    return _whole((resources.get("requests") or resources.get("limits") or {}).get(resource)) or 0
+
+
+def _whole(quantity: str | None) -> int | None:
+    return None if quantity is None else int(parse_quantity(quantity))
+
+
+@contextmanager
+def _request(action: str) -> Iterator[None]:
+    """Turn every failure into KubeError."""
+    try:
+        with kube_api.request(action):
+            yield
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+        said = f"{type(error).__name__}: {error}"[:200]
+        raise KubeError(f"cannot {action}: invalid answer of the Kubernetes API: {said}") from None
