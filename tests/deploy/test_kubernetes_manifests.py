@@ -131,3 +131,16 @@ def test_one_node_runs_the_chain_and_leaves_nothing(
     cluster.wait(
         lambda: kubectl("get", "namespaces,clusterroles,clusterrolebindings", "-o", "name") == before, "removal of all"
     )
+
+
+@pytest.mark.behaviour("C9")
+@pytest.mark.parametrize("name", ["one-node", "postgres"])
+def test_only_exporter_and_executor_have_the_account(name: str) -> None:
+    (its,) = (each for each in kustomize(MANIFESTS / "overlays" / name) if each["kind"] == "DaemonSet")
+    spec = its["spec"]["template"]["spec"]
+
+    mounted = {
+        each["name"] for each in spec["containers"] for mount in each["volumeMounts"] if mount["name"] == "account"
+    }
+    assert spec["automountServiceAccountToken"] is False
+    assert mounted == {"exporter", "executor"}
