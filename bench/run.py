@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from bench.cost import cpu_s
 from bench.figures import BenchError, Figure, Place, figure, progress, wait_until
 from gpuwarden import procfs
 from gpuwarden.supervisor.files import PROCESS_SUFFIX
@@ -67,10 +68,10 @@ def _watch(
     """Measure a supervisor while its processes have nothing to do."""
     progress(f"supervisor{kind}, {watch_s:.0f} s")
     with _supervisor(command, names, environment) as pid:
-        before, cpu_s, began_s = _wake_ups(pid), _cpu_s(pid), time.monotonic()
+        before, before_s, began_s = _wake_ups(pid), cpu_s(pid), time.monotonic()
         time.sleep(watch_s)
         took_s = time.monotonic() - began_s
-        rate, used = (_wake_ups(pid) - before) / took_s, (_cpu_s(pid) - cpu_s) / took_s
+        rate, used = (_wake_ups(pid) - before) / took_s, (cpu_s(pid) - before_s) / took_s
         resident, own = _memory_mib(pid)
     yield figure("run", f"supervisor: memory (RSS){kind}", "MiB", [resident])
     yield figure("run", f"supervisor: its share of memory (PSS){kind}", "MiB", [own])
@@ -126,8 +127,3 @@ def _memory_mib(pid: int) -> tuple[float, float]:
 def _status(pid: int, name: str) -> dict[str, str]:
     lines = (procfs.PROC / str(pid) / name).read_text(encoding="utf-8").splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
-
-
-def _cpu_s(pid: int) -> float:
-    fields = procfs.stat(pid)
-    return (int(fields[11]) + int(fields[12])) / procfs.TICKS_PER_S

@@ -4,11 +4,9 @@ Half of the workers are idle, half run a job. Workers with direct access are mea
 """
 
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,6 +16,7 @@ import psycopg
 
 from bench.figures import BenchError, Figure, Place, figure, progress, wait_until
 from bench.gateway.fleet import Fleet, fleet
+from bench.gateway.program import READY_S, gateway
 from bench.gateway.rows import IDLE_QUEUE, HostRow, fill
 from bench.gateway.usage import Meter, Usage
 from bench.queue.ours import COLUMNS
@@ -28,7 +27,6 @@ from gpuwarden.queue import JobStore
 from gpuwarden.queue.schema import QUEUE
 from testbed.postgres import NoPostgres, Postgres, postgres
 
-READY_S: Final = 60.0
 SETTLE_S: Final = 12.0
 """Longer than an interval of heartbeats, seconds."""
 
@@ -227,20 +225,8 @@ def _submit(submitter: psycopg.Connection, jobs: int = 1) -> None:
 def _gateway(url: str, log: Path) -> Iterator[tuple[int, int]]:
     """Run a central gateway; yields its pid and port."""
     (port,) = ports.free_ports(1)
-    command = [sys.executable, "-m", "gpuwarden", "gateway", "central", "--queue-db", url, "--port", str(port)]
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
-        try:
-            wait_until(lambda: _answers(port), within_s=READY_S, what=f"the gateway answers, see {log}")
-            yield process.pid, port
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _answers(port: int) -> bool:
-    with suppress(httpx.HTTPError):
-        return httpx.get(f"http://127.0.0.1:{port}/-/healthy").is_success
-    return False
+    with gateway(["central", "--queue-db", url], log, port) as pid:
+        yield pid, port
 
 
 def _waiting(gateways: list[tuple[int, int]]) -> float:

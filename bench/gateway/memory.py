@@ -1,27 +1,24 @@
 """Memory of a real host's gateway and of real workers: with a central gateway, with a database, and direct access."""
 
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-import httpx
-
-from bench.figures import BenchError, Figure, Place, figure, progress, wait_until
-from bench.gateway.usage import resident_mib
+from bench.cost import resident_mib
+from bench.figures import Figure, Place, figure, progress, wait_until
+from bench.gateway.program import READY_S, gateway, running
 from deploy.standalone import ports
 from gpuwarden.gateway.wire import SOCKET_NAME
 from gpuwarden.job import State
 from gpuwarden.queue import JobStore, Submission
 from testbed.postgres import NoPostgres, postgres
 
-READY_S: Final = 60.0
 CENTRAL: Final = "with --central"
 BODY: Final = "def load(job, report):\n    return lambda: None\n"
 
@@ -70,7 +67,7 @@ def measure_memory(
         token = folder / "token"
         token.write_text(store.host_tokens.enrol("box0", now=store.now()) + "\n", encoding="ascii")
         central, *own = ports.free_ports(3)
-        stack.enter_context(_gateway(["central", "--queue-db", url], environment, folder / "log", central))
+        stack.enter_context(gateway(["central", "--queue-db", url], folder / "log", central, environment))
         ways: dict[str, Sequence[str]] = {
             CENTRAL: ["--central", f"http://127.0.0.1:{central}", "--token-file", str(token)],
             "with a database": ["--queue-db", url],
@@ -78,13 +75,13 @@ def measure_memory(
         hosts = [Host(runtime=_runtime(folder, number, workers)) for number in range(3)]
         for host, way, port in zip(hosts, ways.values(), own, strict=False):
             its = ["host", *way, "--runtime-dir", str(host.runtime)]
-            host.gateway = stack.enter_context(_gateway(its, environment, host.runtime / "log", port))
+            host.gateway = stack.enter_context(gateway(its, host.runtime / "log", port, environment))
             wait_until(partial(_has_sockets, host.runtime), within_s=READY_S, what="all sockets are there")
         for host in hosts:
             its = ["worker", "run", "body:load", "--logs", "none", "--runtime-dir", str(host.runtime)]
             its += ["--queue-db", url if host.gateway is None else "gateway", "--name"]
             for each in sorted(host.runtime.glob("w*")):
-                host.workers.append(stack.enter_context(_running([*its, each.name], environment, host.runtime / "log")))
+                host.workers.append(stack.enter_context(running([*its, each.name], host.runtime / "log", environment)))
         wait_until(
             lambda: len(store.admin.workers(now=store.now())) == workers * len(hosts),
             within_s=READY_S,
@@ -120,38 +117,3 @@ def _runtime(folder: Path, number: int, workers: int) -> Path:
         (runtime / f"w{each}").mkdir(parents=True)
     (runtime / "host").write_text(f"box{number}\n", encoding="ascii")
     return runtime
-
-
-@contextmanager
-def _gateway(its: Sequence[str], environment: Mapping[str, str], log: Path, port: int) -> Iterator[int]:
-    """A gateway that answers. Yields its pid."""
-
-    def answers() -> bool:
-        try:
-            return httpx.get(f"http://127.0.0.1:{port}/-/healthy").status_code == 200
-        except httpx.HTTPError:
-            return False
-
-    with _running(["gateway", *its, "--port", str(port)], environment, log) as pid:
-        wait_until(answers, within_s=READY_S, what="a gateway answers")
-        yield pid
-
-
-@contextmanager
-def _running(its: Sequence[str], environment: Mapping[str, str], log: Path) -> Iterator[int]:
-    """A program. Yields its pid.
-
-    Raises:
-        BenchError: the program has ended early.
-    """
-    with (
-        log.open("ab") as output,
-        subprocess.Popen([sys.executable, "-m", "gpuwarden", *its], env=environment, stderr=output) as process,
-    ):
-        try:
-            yield process.pid
-            if process.poll() is not None:
-                raise BenchError(f"gpuwarden {its[0]} ended, see {log}")
-        finally:
-            process.terminate()
-            process.wait()

@@ -9,6 +9,7 @@ from typing import Final
 
 import psycopg
 
+from bench.cost import cpu_s, resident_mib
 from bench.queue.worker import libpq
 from gpuwarden import procfs
 
@@ -56,7 +57,7 @@ class Meter:
         """Fills in a `Usage` at its end."""
         found, ended = Usage(), Event()
         sampling = Thread(target=self._sample, args=(found, ended))
-        before, cpu_s, began_s = self._transactions(), self._cpu_s(), time.monotonic()
+        before, used_s, began_s = self._transactions(), self._cpu_s(), time.monotonic()
         sampling.start()
         try:
             yield found
@@ -64,7 +65,7 @@ class Meter:
             ended.set()
             sampling.join()
         found.took_s = time.monotonic() - began_s
-        found.cpu_s = {name: spent - cpu_s[name] for name, spent in self._cpu_s().items()}
+        found.cpu_s = {name: spent - used_s[name] for name, spent in self._cpu_s().items()}
         found.transactions = self._transactions() - before
         for name, pids in self._pids.items():
             found.resident_mib[name] = sum(resident_mib(pid) for pid in pids)
@@ -88,15 +89,15 @@ class Meter:
         return 0 if row is None else int(row[0])
 
     def _cpu_s(self) -> dict[str, float]:
-        found = {name: sum(map(_cpu_s, pids)) for name, pids in self._pids.items()}
-        server = [self._postmaster, *_children(self._postmaster)]
-        return found | {"PostgreSQL": sum(map(_cpu_s, server)) + _waited_cpu_s(self._postmaster)}
+        found = {name: sum(map(_used_s, pids)) for name, pids in self._pids.items()}
+        server = [self._postmaster, *(each.pid for each in procfs.descendants(self._postmaster))]
+        return found | {"PostgreSQL": sum(map(_used_s, server)) + _waited_cpu_s(self._postmaster)}
 
 
-def _cpu_s(pid: int) -> float:
+def _used_s(pid: int) -> float:
+    """CPU time, or 0 of a process that has ended."""
     with suppress(OSError):
-        fields = procfs.stat(pid)
-        return (int(fields[11]) + int(fields[12])) / procfs.TICKS_PER_S
+        return cpu_s(pid)
     return 0.0
 
 
@@ -104,19 +105,3 @@ def _waited_cpu_s(pid: int) -> float:
     """CPU of ended children."""
     fields = procfs.stat(pid)
     return (int(fields[13]) + int(fields[14])) / procfs.TICKS_PER_S
-
-
-def _children(pid: int) -> list[int]:
-    found = []
-    for each in procfs.PROC.iterdir():
-        if each.name.isdecimal():
-            with suppress(OSError, IndexError):
-                if int(procfs.stat(int(each.name))[1]) == pid:
-                    found.append(int(each.name))
-    return found
-
-
-def resident_mib(pid: int) -> float:
-    """Resident memory of a process, MiB."""
-    lines = (procfs.PROC / str(pid) / "status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:"))

@@ -4,7 +4,6 @@ The real `gpuwarden remediator execute` runs in dry run. Its exporter is a stand
 """
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import func, select
 
+from bench.cost import cpu_s
 from bench.figures import BenchError, Figure, figure, progress, wait_until
 from bench.webhook import ALERT
 from deploy.standalone.stack import Chain, Plan
@@ -41,7 +41,6 @@ for file in files:
 print("ready", flush=True)
 signal.pause()
 """
-TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 
 def measure(work: Path, name: str, database: str | None, *, waiting: int, hangs: int, for_s: float) -> Iterator[Figure]:
@@ -52,9 +51,9 @@ def measure(work: Path, name: str, database: str | None, *, waiting: int, hangs:
             _accept(ledger, range(first, min(first + BATCH, waiting)))
         wait_until(lambda: _count_waiting(ledger) == waiting, within_s=SETTLE_S, what=f"{waiting} episodes wait")
         pid, what = chain.pid("execute"), f"{waiting} episodes wait for a person, {name}"
-        before_s, began_s = _cpu_s(pid), time.monotonic()
+        before_s, began_s = cpu_s(pid), time.monotonic()
         time.sleep(for_s)
-        used = (_cpu_s(pid) - before_s) / (time.monotonic() - began_s)
+        used = (cpu_s(pid) - before_s) / (time.monotonic() - began_s)
         yield figure("remediator", f"{what}: CPU of execute", "% of a core", [100 * used])
         took_s = [_decide(ledger, number) for number in range(waiting, waiting + hangs)]
         yield figure("remediator", f"{what}: a new hang is decided", "s", took_s)
@@ -122,9 +121,3 @@ def _decide(ledger: Ledger, number: int) -> float:
     wait_until(is_decided, within_s=DECIDED_S, what=f"the hang of worker {number} is decided")
     time.sleep(1)  # let the executor rest
     return decided[0] - began
-
-
-def _cpu_s(pid: int) -> float:
-    """CPU time of a process, seconds (proc(5))."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND

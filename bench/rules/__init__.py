@@ -20,12 +20,12 @@ from typing import Any, Final
 
 import httpx
 
+from bench.cost import cpu_s, resident_mib
 from bench.figures import BenchError, Figure, Place, figure, progress, wait_until
 from bench.rules.fleet import WORKERS, Kind
 from deploy.standalone import debian_packages
 from deploy.standalone.package_data import rules
-from exporter.sources import processes
-from gpuwarden import __version__, procfs
+from gpuwarden import __version__
 
 HISTORY_S: Final = 3600
 UP_S: Final = 180.0
@@ -193,7 +193,7 @@ class _Prometheus:
         """
         seen = _Evaluations()
         last: dict[str, str] = {}
-        before_s, began_s = self._cpu_s(), time.monotonic()
+        before_s, began_s = cpu_s(self.pid), time.monotonic()
         missed = self._metrics()[_MISSED]  # by the first scrape of all hosts
         while time.monotonic() < began_s + for_s:
             for group in self._groups():
@@ -210,13 +210,13 @@ class _Prometheus:
                     seen.rules.setdefault(rule["name"], []).append(rule["evaluationTime"])
             time.sleep(LOOK_S)
         own = self._metrics()
-        seen.cpu_share = (self._cpu_s() - before_s) / (time.monotonic() - began_s)
+        seen.cpu_share = (cpu_s(self.pid) - before_s) / (time.monotonic() - began_s)
         seen.missed = own[_MISSED] - missed
         if seen.missed:
             raise BenchError(f"{seen.missed:.0f} evaluations were missed: the machine is too slow for this fleet")
         seen.series = own["prometheus_tsdb_head_series"]
         seen.created = own["prometheus_tsdb_head_series_created_total"]
-        seen.resident_mib = processes.resident_bytes([self.pid]) / 2**20
+        seen.resident_mib = resident_mib(self.pid)
         return seen
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -231,9 +231,6 @@ class _Prometheus:
                 name, _, value = re.sub(r"\{.*\}", "", line).partition(" ")
                 found[name] = found.get(name, 0.0) + float(value)
         return found
-
-    def _cpu_s(self) -> float:
-        return processes.cpu_use(self.pid).used_ticks / procfs.TICKS_PER_S
 
 
 @contextmanager
