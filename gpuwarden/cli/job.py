@@ -372,7 +372,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="gpuwarden job", description=_DESCRIPTION)
     acts = parser.add_subparsers(required=True)
 
-    submit = add_act(acts, "submit", _submit, "submit a job, or a command: submit [options] -- CMD...; prints its id")
+    submit = add_act(acts, "submit", _submit, "submit a job, or a command; prints its id")
+    submit.usage = "gpuwarden job submit [options] [-- CMD...]"
     submit.add_argument("--queue", default="gpu", help="queue (default: %(default)s)")
     submit.add_argument(
         "--class",

@@ -113,9 +113,10 @@ def commands() -> dict[str, str]:
 def load(target: str) -> Command:
     """Import a command's function."""
     module, _, function = target.partition(":")
-    if ".worker" not in target:  # a worker's handler may use it
-        sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]  # httpx's own command takes 50 ms and 6 MiB
-    # structlog imports it, 5 MiB, for tracebacks in colour that `logs` does not use.
+    # httpx imports its own command, which takes 50 ms and 6 MiB. Only a worker's handler may need it.
+    if ".worker" not in target:
+        sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
+    # structlog imports rich, 5 MiB, for tracebacks in colour, which `logs` does not write.
     hides_rich = sys.modules.setdefault("rich", None) is None  # type: ignore[arg-type]
     gc.disable()  # imported objects stay: collections would cost a tenth of the start
     try:

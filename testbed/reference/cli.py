@@ -124,6 +124,8 @@ def _helps(parser: Parser) -> dict[str, str]:
 
 def usage(command: str, parser: Parser) -> str:
     """The line of a command: required options and arguments, and `[OPTIONS]` for all others."""
+    if parser.usage is not None:
+        return parser.usage.replace("[options]", "[OPTIONS]")
     either = parser._mutually_exclusive_groups
     needed = [
         "(" + " | ".join(_named(each) for each in group._group_actions) + ")" for group in either if group.required

@@ -57,7 +57,7 @@ def test_help_of_a_command_is_its_own(capsys: pytest.CaptureFixture[str]) -> Non
     code, out, _ = run(capsys, "job", "submit", "--help")
 
     assert code == 0
-    assert out.startswith("usage: gpuwarden job submit")
+    assert out.startswith("usage: gpuwarden job submit [options] [-- CMD...]\n")
 
 
 def test_missing_package_names_its_extra(
