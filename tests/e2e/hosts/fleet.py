@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,7 +53,14 @@ class Times:
     @property
     def lost_within_s(self) -> float:
         """Longest time from a cut until the jobs are lost on a busy machine."""
-        return 2 * self.lost_after_s + 60
+        return 2 * self.lost_after_s + 120
+
+
+class Door(Enum):
+    """How Prometheus gets the metrics of a host: from its exporter, or from the central gateway."""
+
+    SCRAPED = auto()
+    REPORTED = auto()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +93,7 @@ class Fleet:
     environment: Mapping[str, str] = field(default_factory=dict)
     ours: Authority = field(init=False)
     hosts: dict[str, Host] = field(default_factory=dict)
+    scraped: list[str] = field(default_factory=list)
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _ahead: dict[str, Mapping[str, str]] = field(default_factory=dict)
 
@@ -103,12 +112,12 @@ class Fleet:
         self.start("central", [*gpuwarden("gateway", "central"), *its, "--web-config-file", f"{self.folder}/web.yml"])
 
     def start_monitor(self) -> None:
-        """Start what watches the hosts that have exporters, and wait for it."""
+        """Start what watches the hosts, and wait for it."""
         if MONITOR not in self.hosts:
             self.hosts[MONITOR] = self.network.host()
         work = self.folder / MONITOR
         work.mkdir(exist_ok=True)
-        hosts = {name: f"{host.address}:{EXPORTER_PORT}" for name, host in self.hosts.items() if name != MONITOR}
+        hosts = {name: f"{self.hosts[name].address}:{EXPORTER_PORT}" for name in self.scraped}
         asked = {
             "work": str(work),
             "hosts": hosts,
@@ -124,8 +133,8 @@ class Fleet:
         self.start(MONITOR, self.hosts[MONITOR].command(argv))
         eventually(lambda: READY in log.read_text(), "the monitor is ready", within_s=90, log=self.log)
 
-    def add(self, name: str, *workers: str, exports: bool = False, ahead_s: int = 0) -> None:
-        """A host with its gateway, and a folder for each worker. Its wall clock may be ahead, or behind."""
+    def add(self, name: str, *workers: str, door: Door | None = None, ahead_s: int = 0) -> None:
+        """A host with its gateway, a folder for each worker, and with a `door` also an exporter."""
         folder, host = self.folder / name, self.network.host()
         for each in (*workers, "tasks"):
             (folder / each).mkdir(parents=True)
@@ -134,13 +143,24 @@ class Fleet:
         self.hosts[name] = host
         if ahead_s:
             self._ahead[name] = self.clock(ahead_s)
-        its = ["--central", f"https://{self.network.address}:{PORT}", "--token-file", str(folder / "token")]
-        its += ["--ca-file", str(self.ours.own.cert), "--runtime-dir", str(folder), "--port", "0"]
-        self.start(f"gateway of {name}", gpuwarden("gateway", "host", *its), host=name)
-        if exports:
-            its = ["--runtime-dir", str(folder), "--listen", host.address, "--docker", "none"]
-            its += ["--task-dir", str(folder / "tasks")]
-            self.start(f"exporter of {name}", gpuwarden("exporter", *its), host=name)
+        central = f"https://{self.network.address}:{PORT}"
+        its = [
+            "--runtime-dir",
+            str(folder),
+            "--token-file",
+            str(folder / "token"),
+            "--ca-file",
+            str(self.ours.own.cert),
+        ]
+        self.start(f"gateway of {name}", gpuwarden("gateway", "host", *its, "--central", central), host=name)
+        if door is not None:
+            own = ["--docker", "none", "--task-dir", str(folder / "tasks")]
+            if door is Door.REPORTED:
+                own += [*its, "--push", central, "--push-interval-s", str(2 * self.times.scrape_s)]
+            else:
+                own += ["--runtime-dir", str(folder), "--listen", host.address]
+                self.scraped.append(name)
+            self.start(f"exporter of {name}", gpuwarden("exporter", *own), host=name)
         for each in workers:
             eventually((folder / each / SOCKET_NAME).is_socket, "the socket is there", log=self.log)
 

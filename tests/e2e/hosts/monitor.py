@@ -1,7 +1,7 @@
 """`python -m tests.e2e.hosts.monitor JSON`: the programs that watch hosts, until SIGTERM. Prints Prometheus's address.
 
 They run in one network namespace: Prometheus, Alertmanager, and a remediator with its own exporter. Prometheus also
-scrapes `hosts`, an address for each host key, and the central gateway.
+scrapes `hosts`, an address for each host key, and the central gateway with the reports of the others.
 """
 
 import json
