@@ -4,6 +4,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import isfinite
 from typing import Annotated, Any, Final
 
@@ -182,8 +183,13 @@ def _lines(body: bytes, *, packed: bool) -> tuple[list[str], bool]:
 
 
 def published(reports: Iterable[HostReport], hosts: Iterable[SeenHost], now: float) -> bytes:
-    """The page for Prometheus, which keeps its labels `host`, `job` and `instance` by `honor_labels`."""
-    reports = list(reports)
+    """The page for Prometheus, which keeps its labels `host`, `job` and `instance` by `honor_labels`.
+
+    The last report of a lost host is left out, because a host that is up is not lost.
+    """
+    hosts = list(hosts)
+    lost = {each.host for each in hosts if each.lost_at is not None}
+    reports = [replace(each, page=None) if each.host in lost else each for each in reports]
     series: dict[str, list[str]] = {}
     up: dict[str, bool] = {}
     whole = {each.host for each in reports if each.kind is Kind.PAGE and each.page is not None}

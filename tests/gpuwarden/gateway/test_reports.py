@@ -105,6 +105,17 @@ def test_silent_host_is_published_as_down() -> None:
     ]
 
 
+@pytest.mark.behaviour("D4")
+@pytest.mark.parametrize(("lost_at", "up"), [(NOW, 0.0), (None, 1.0)], ids=["lost", "silent"])
+def test_last_report_of_a_lost_host_is_left_out(lost_at: float | None, up: float) -> None:
+    last = HostReport(host="box1", kind=Kind.PAGE, age_s=30.0, page=gzip.compress(b"gpuwarden_x{} 1\n"))
+
+    found = published([last], [SeenHost(host="box1", heard_at=NOW - 30, lost_at=lost_at)], NOW).decode().splitlines()
+
+    assert ("gpuwarden_x{} 1" in found) == bool(up)
+    assert f"up{{{OURS}}} {up}" in found
+
+
 @pytest.mark.both_databases
 @pytest.mark.behaviour("D3")
 def test_hosts_are_published_with_their_silence(central: CentralDoor, store: JobStore, token: str) -> None:
