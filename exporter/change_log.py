@@ -5,7 +5,7 @@ from typing import Final
 
 import structlog
 
-from exporter.evidence import activity, worker_liveness
+from exporter.evidence import activity, vram_budgets, worker_liveness
 from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
 from exporter.model.worker import WorkerReadings
@@ -27,11 +27,13 @@ class ChangeLog:
         self._invalid: dict[str, dict[str, int]] = {}
         self._suspected: dict[str, str] = {}
         self._dead: set[str] = set()
+        self._bad_budgets: dict[str, str] = {}
 
     def log_changes(self, snapshot: Snapshot) -> None:
         """Log changes since the last snapshot."""
         if snapshot.tasks is not None:
             self._log_invalid("tasks", dict(snapshot.tasks.errors), snapshot.tasks.first_errors)
+        self._log_bad_budgets(snapshot)
         if snapshot.workers is None:
             return
         invalid = dict(snapshot.workers.errors)
@@ -49,6 +51,17 @@ class ChangeLog:
             else:
                 log.info(good)
             self._invalid[whose] = invalid
+
+    def _log_bad_budgets(self, snapshot: Snapshot) -> None:
+        found = {
+            each.place.container.name: each.budget.invalid.message
+            for each in vram_budgets.tenants(snapshot)
+            if each.budget.invalid is not None
+        }
+        for container, message in found.items():
+            if self._bad_budgets.get(container) != message:
+                log.warning("VRAM budget not used", container=container, reason=message)
+        self._bad_budgets = found
 
     def _log_suspected(self, found: WorkerReadings, snapshot: Snapshot) -> None:
         suspected: dict[str, str] = {}

@@ -13,6 +13,7 @@ from exporter.model.timeouts import PhaseTimeouts
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.fields import made_from
 from gpuwarden.http.address import checked_address
+from gpuwarden.kube.budget import RESOURCE, BudgetSources
 from gpuwarden.reporter import state_directory
 from gpuwarden.settings import engine, services, split
 
@@ -113,10 +114,14 @@ class Settings(BaseSettings):
         description="the kubelet's socket with the GPUs of pods; 'none' disables it; 'auto' uses "
         "/var/lib/kubelet/pod-resources/kubelet.sock when it appears",
     )
-    budget_resource: str = Field(
-        default="gpuwarden/vram-mib",
-        min_length=3,
-        description="extended resource whose limit is the VRAM budget of a pod's container, whole MiB",
+    budget_resource: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(RESOURCE,),
+        description="resources with a pod's VRAM budget, whole MiB; the first that it has counts; HAMi has "
+        "nvidia.com/gpumem",
+    )
+    budget_annotation: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="annotations of pods with the budget, after --budget-resource; KAI has gpu-memory",
     )
 
     nvml: Literal["auto", "on", "off"] = Field(
@@ -324,6 +329,16 @@ class Settings(BaseSettings):
     @classmethod
     def _split_units(cls, found: Any) -> Any:
         return services(found)
+
+    @field_validator("budget_resource", "budget_annotation", mode="before")
+    @classmethod
+    def _split_budgets(cls, found: Any) -> Any:
+        return split(found)
+
+    @property
+    def budget_sources(self) -> BudgetSources:
+        """Where pods declare their VRAM budget."""
+        return BudgetSources(resources=self.budget_resource, annotations=self.budget_annotation)
 
     @field_validator("docker", "podman")
     @classmethod

@@ -8,7 +8,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-RESOURCE: Final = "gpuwarden/vram-mib"
+from gpuwarden.kube import budget
+
+RESOURCE: Final = budget.RESOURCE
 
 RESERVE_MIB: Final = 1360
 """Memory of each GPU that no pod may declare: 15,360 MiB give 14,000."""

@@ -309,24 +309,25 @@ def _oom_kills(snapshot: Snapshot) -> Iterable[Metric]:
 
 
 def _vram_budgets(snapshot: Snapshot) -> Iterable[Metric]:
-    found = [each.container for each in snapshot.containers]
+    found = list(vram_budgets.tenants(snapshot))
     yield gauge(
         "gpuwarden_container_gpu_memory_budget_bytes",
-        "VRAM budget of the container on each of its GPUs, set by its owner.",
+        "VRAM budget of the container on each of its GPUs, set by its owner. That of a pod is on one container.",
         _NAME,
-        (((each.name,), each.vram_budget.budget_bytes) for each in found),
-        source="label `gpuwarden.vram-budget-mib`, by its engine's API; for a pod the limit of `--budget-resource`",
+        (((each.place.container.name,), each.budget.budget_bytes) for each in found),
+        source="label `gpuwarden.vram-budget-mib`, by its engine's API; for a pod what the scheduler counts of "
+        "`--budget-resource`, or `--budget-annotation`",
         absent=_NO_BUDGET,
     )
     yield gauge(
         "gpuwarden_container_gpu_memory_over_budget_bytes",
-        "VRAM of the container over its budget on this GPU, only while it is over.",
+        "VRAM of the container, or of all containers of the pod, over its budget on this GPU, only while it is over.",
         _ON_GPU,
         (
-            ((each.container.name, gpu), float(held - budget))
-            for each in snapshot.containers
-            if (budget := each.container.vram_budget.budget_bytes) is not None
-            for gpu, held in _gpu_memory(each)
+            ((each.place.container.name, gpu), float(held - budget))
+            for each in found
+            if (budget := each.budget.budget_bytes) is not None
+            for gpu, held in each.memory_bytes().items()
             if held is not None and held > budget
         ),
         source="`gpuwarden_container_gpu_memory_bytes` less `gpuwarden_container_gpu_memory_budget_bytes`",
@@ -338,9 +339,9 @@ def _vram_budgets(snapshot: Snapshot) -> Iterable[Metric]:
         "or removed at its end.",
         _NAME,
         (
-            ((each.container.name,), float(vram_budgets.may_recycle(each, snapshot)))
-            for each in snapshot.containers
-            if each.container.vram_budget.budget_bytes is not None
+            ((each.place.container.name,), float(vram_budgets.may_recycle(each.place, snapshot)))
+            for each in found
+            if each.budget.budget_bytes is not None
         ),
         source="labels `gpuwarden.managed` and `gpuwarden.vram-protected`, AutoRemove and state, by its engine's API; "
         "worker files",
@@ -350,7 +351,11 @@ def _vram_budgets(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_container_gpu_memory_budget_invalid",
         "1 for a container whose VRAM budget is invalid and not used, by reason.",
         ("container", "reason"),
-        (((each.name, each.vram_budget.invalid.reason), 1.0) for each in found if each.vram_budget.invalid is not None),
+        (
+            ((each.place.container.name, each.budget.invalid.reason), 1.0)
+            for each in found
+            if each.budget.invalid is not None
+        ),
         source="as `gpuwarden_container_gpu_memory_budget_bytes`",
         absent="its budget is valid, or it has none",
     )

@@ -4,29 +4,27 @@
     gpuwarden.vram-protected    any value but `false`: never recycled for its memory
     gpuwarden.managed           `true`: may be restarted
 
-A pod's container has a limit of an extended resource instead.
+A pod declares its budget by `gpuwarden.kube.budget`.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
-from exporter.model.container import ContainerEvidence, VramBudget
+from exporter.evidence.gpu_attribution import NO_GPU
+from exporter.model.container import KUBERNETES, Container, ContainerEvidence, VramBudget
 from exporter.model.gpu import Gpu
 from exporter.model.snapshot import Snapshot
 from exporter.model.unknown import Unknown
 from gpuwarden.evidence import GpuMemoryFacts, VramShareFacts
+from gpuwarden.kube.budget import MIB_MAX, BudgetSources, declared_mib
 
 BUDGET_LABEL: Final = "gpuwarden.vram-budget-mib"
 PROTECTED_LABEL: Final = "gpuwarden.vram-protected"
 MANAGED_LABEL: Final = "gpuwarden.managed"
 
-_QUANTITY = re.compile(r"([0-9]{1,8})(|k|M|Ki|Mi|e[0-9])")
-_FACTORS: Final = {"": 1, "k": 1000, "M": 10**6, "Ki": 2**10, "Mi": 2**20}
-
 _MIB = re.compile(r"[1-9][0-9]{0,7}")
-
-MIB_MAX: Final = 99_999_999
 
 
 def is_managed(labels: Mapping[str, str]) -> bool:
@@ -59,18 +57,66 @@ def may_recycle(place: ContainerEvidence, snapshot: Snapshot) -> bool:
     return place.container.vram_budget.recyclable and not place.container.paused and not holds_workers
 
 
-def parse_pod_limit(said: str | None, resource: str) -> VramBudget:
-    """Parse the limit of a pod's container (a Kubernetes resource.Quantity)."""
-    if said is None:
-        return VramBudget()
-    found = _QUANTITY.fullmatch(said)
-    if found:
-        number, suffix = found.groups()
-        mib = int(number) * (_FACTORS[suffix] if suffix in _FACTORS else 10 ** int(suffix[1:]))
-        if 0 < mib <= MIB_MAX:
-            return VramBudget(budget_bytes=mib * 2**20)
-    message = f"the limit of {resource} is {ascii(said)[:40]}; expected whole MiB, 1 to {MIB_MAX}"
-    return VramBudget(invalid=Unknown(reason="bad_budget", message=message))
+def pod_budget(pod: Mapping[str, Any], sources: BudgetSources) -> VramBudget:
+    """The budget that a pod declares (Kubernetes API, Pod v1)."""
+    try:
+        mib = declared_mib(pod, sources)
+    except ValueError as error:
+        return VramBudget(invalid=Unknown(reason="bad_budget", message=str(error)))
+    return VramBudget(budget_bytes=None if mib is None else mib * 2**20)
+
+
+class Tenant(NamedTuple):
+    """A container, or a pod with a budget, named by its container that has the budget."""
+
+    place: ContainerEvidence
+    budget: VramBudget
+    members: tuple[ContainerEvidence, ...]
+
+    def memory_bytes(self) -> Mapping[str, int | None]:
+        """Its memory on each GPU that it uses or may use; `None` is unknown."""
+        held: dict[str, int | None] = {}
+        for each in self.members:
+            for gpu, memory_bytes in {**dict.fromkeys(each.gpus), **_memory_of(each)}.items():
+                so_far = held.get(gpu, 0)
+                held[gpu] = None if so_far is None or memory_bytes is None else so_far + memory_bytes
+        return held
+
+
+def _memory_of(place: ContainerEvidence) -> dict[str, int | None]:
+    return {share.gpu: share.memory_bytes for share in place.shares}
+
+
+def tenants(snapshot: Snapshot) -> Iterator[Tenant]:
+    """All containers, and one for the containers of a pod with a valid budget."""
+    units: dict[str, list[ContainerEvidence]] = {}
+    for place in snapshot.containers:
+        its = place.container
+        units.setdefault(its.unit if its.kind == KUBERNETES else its.incarnation, []).append(place)
+    for members in units.values():
+        holder = next((each for each in members if each.container.vram_budget != VramBudget()), members[0])
+        budget = _usable_budget(holder.container, members, snapshot)
+        if budget.budget_bytes is not None:
+            yield Tenant(holder, budget, tuple(members))
+            continue
+        for each in members:
+            yield Tenant(each, budget if each is holder else each.container.vram_budget, (each,))
+
+
+def _usable_budget(holder: Container, members: Sequence[ContainerEvidence], snapshot: Snapshot) -> VramBudget:
+    """The budget, or why that of a pod is not used."""
+    found = holder.vram_budget
+    if holder.kind != KUBERNETES or found.budget_bytes is None or snapshot.gpus is None:
+        return found
+    if all(each.gpu_unknown is not None and each.gpu_unknown.reason == NO_GPU for each in members):
+        message = "the pod has a VRAM budget but no GPU"
+        return replace(found, budget_bytes=None, invalid=Unknown(reason="no_gpu", message=message))
+    sizes = {gpu.uuid: gpu.memory_size_bytes for gpu in snapshot.gpus.gpus}
+    own = [sizes.get(gpu) for gpu in {gpu for each in members for gpu in each.gpus} or sizes]
+    if own and all(size is not None and found.budget_bytes > size for size in own):
+        message = f"the VRAM budget of {found.budget_bytes >> 20} MiB is more than the memory of the GPU"
+        return replace(found, budget_bytes=None, invalid=Unknown(reason="above_gpu", message=message))
+    return found
 
 
 def has_floor(gpu: Gpu, floor_bytes: int) -> bool:
@@ -92,7 +138,7 @@ def _gpu_memory_facts(gpu: Gpu, snapshot: Snapshot) -> GpuMemoryFacts:
     # MIG instances with shared memory would each lose a container for one shortage.
     shared = gpu.mig is not None and gpu.mig.shares_memory
     counts = has_floor(gpu, snapshot.thresholds.vram_floor_bytes) and not shared
-    tenants = (_vram_share(place, gpu, may_recycle=may_recycle(place, snapshot)) for place in snapshot.containers)
+    shares = (_vram_share(each, gpu, snapshot) for each in tenants(snapshot))
     return GpuMemoryFacts(
         gpu=gpu.uuid,
         size_bytes=gpu.memory_size_bytes,
@@ -100,19 +146,17 @@ def _gpu_memory_facts(gpu: Gpu, snapshot: Snapshot) -> GpuMemoryFacts:
         reclaiming_bytes=snapshot.reclaiming_bytes.get(gpu.uuid),
         floor_bytes=snapshot.thresholds.vram_floor_bytes,
         tie_bytes=snapshot.thresholds.vram_tie_bytes,
-        tenants=[each for each in tenants if each is not None],
+        tenants=[each for each in shares if each is not None],
     )
 
 
-def _vram_share(place: ContainerEvidence, gpu: Gpu, *, may_recycle: bool) -> VramShareFacts | None:
+def _vram_share(tenant: Tenant, gpu: Gpu, snapshot: Snapshot) -> VramShareFacts | None:
     # A container with a budget may be on a GPU without a process list.
-    container = place.container
-    budget_bytes = container.vram_budget.budget_bytes
-    share = next((each for each in place.shares if each.gpu == gpu.uuid), None)
-    may_be_on_it = gpu.uuid in place.gpus or (gpu.processes is None and budget_bytes is not None)
-    if share is None and not may_be_on_it:
+    container, budget_bytes = tenant.place.container, tenant.budget.budget_bytes
+    held = tenant.memory_bytes()
+    if gpu.uuid not in held and not (gpu.processes is None and budget_bytes is not None):
         return None
-    used_bytes = None if share is None else share.memory_bytes
+    used_bytes = held.get(gpu.uuid)
     if used_bytes == 0 and budget_bytes is None:
         return None
     return VramShareFacts(
@@ -120,5 +164,5 @@ def _vram_share(place: ContainerEvidence, gpu: Gpu, *, may_recycle: bool) -> Vra
         incarnation=container.incarnation,
         used_bytes=used_bytes,
         budget_bytes=budget_bytes,
-        recyclable=may_recycle,
+        recyclable=may_recycle(tenant.place, snapshot),
     )

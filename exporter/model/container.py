@@ -8,6 +8,9 @@ from typing import Any, Final, NamedTuple
 from exporter.model.unknown import Unknown
 from gpuwarden import conditions
 
+KUBERNETES: Final = "kubernetes"
+"""Kind of a pod's container."""
+
 EMPTY_MAPPING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -43,7 +46,7 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class VramBudget:
-    """A container's VRAM budget per GPU, from its labels."""
+    """A container's VRAM budget per GPU."""
 
     budget_bytes: int | None = None
     recyclable: bool = False
@@ -80,6 +83,11 @@ class Container:
     pod: str | None = None
     group: str | None = None
     listed: bool = True
+
+    @property
+    def unit(self) -> str:
+        """Its pod's uid, or its id."""
+        return self.incarnation.partition("@")[0] if self.kind == KUBERNETES else self.id
 
 
 class GpuShare(NamedTuple):

@@ -10,6 +10,7 @@ from kubernetes.utils.quantity import parse_quantity
 
 from gpuwarden.kube import api as kube_api
 from gpuwarden.kube.api import KubeError, read_json
+from gpuwarden.kube.budget import scheduled_mib
 from remediator.seats import Node
 
 ANSWER_S: Final = 10.0
@@ -52,7 +53,7 @@ class Nodes:
             )
             found: dict[str, list[int]] = {}
             for pod in read_json(answer)["items"]:
-                if mib := parse_budget(pod["spec"], self._resource):
+                if mib := scheduled_mib(pod["spec"], self._resource):
                     found.setdefault(pod["spec"]["nodeName"], []).append(mib)
             return found
 
@@ -106,28 +107,6 @@ def parse_node(found: Mapping[str, Any], resource: str) -> Node:
         allocatable_mib=_whole((status.get("allocatable") or {}).get(resource)),
         version=about.get("resourceVersion", ""),
     )
-
-
-def parse_budget(spec: Mapping[str, Any], resource: str) -> int:
-    """The budget of a pod, MiB, as the scheduler counts it (Kubernetes API, PodSpec v1).
-
-    The sum of its containers, or the largest init container with the sidecars that started before it.
-    """
-    running = sum(_requested_mib(each, resource) for each in spec.get("containers") or [])
-    sidecars = largest = 0
-    for each in spec.get("initContainers") or []:
-        mib = _requested_mib(each, resource)
-        if each.get("restartPolicy") == "Always":
-            sidecars += mib
-        else:
-            largest = max(largest, sidecars + mib)
-    return max(running + sidecars, largest)
-
-
-def _requested_mib(container: Mapping[str, Any], resource: str) -> int:
-    # The API server copies the limit of an extended resource to its request.
-    resources = container.get("resources") or {}
-    return _whole((resources.get("requests") or resources.get("limits") or {}).get(resource)) or 0
 
 
 def _whole(quantity: str | None) -> int | None:

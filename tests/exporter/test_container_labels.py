@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from exporter.evidence import server_health, vram_budgets
+from gpuwarden.kube import budget
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LABEL = re.compile(r'^\w*LABEL: Final = "(gpuwarden\.[a-z-]+)"$', re.MULTILINE)
@@ -27,4 +28,4 @@ def test_page_has_the_limits_and_the_default_of_the_code() -> None:
 
     limits = f"{server_health.RESTART_AFTER_MIN_S:.0f} to {server_health.RESTART_AFTER_MAX_S:.0f}"
     assert f"| seconds, {limits} | {server_health.RESTART_AFTER_S:.0f} |" in its[server_health.TIMEOUT_LABEL]
-    assert f"| whole MiB, 1 to {vram_budgets.MIB_MAX} |" in its[vram_budgets.BUDGET_LABEL]
+    assert f"| whole MiB, 1 to {budget.MIB_MAX} |" in its[vram_budgets.BUDGET_LABEL]

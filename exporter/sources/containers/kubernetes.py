@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from exporter.evidence import vram_budgets
-from exporter.model.container import Container, VramBudget
+from exporter.model.container import KUBERNETES, Container, VramBudget
 from exporter.model.snapshot import SourceHealth
 from exporter.sources import processes
 from exporter.sources.containers import kubelet
 from exporter.sources.containers.poller import Listener, Listing
 from gpuwarden import cgroup, gpu_names, procfs
 from gpuwarden.kube import api as kube
+from gpuwarden.kube.budget import BudgetSources
 
 LOGS: Final = Path("/var/log/containers")
 
@@ -81,12 +82,12 @@ class PodContainer:
 class Api:
     """Lists the pods of one node. `client` is a `kubernetes.client.ApiClient`."""
 
-    def __init__(self, client: Any, *, node: str, resource: str) -> None:
+    def __init__(self, client: Any, *, node: str, budgets: BudgetSources) -> None:
         from kubernetes.client import CoreV1Api  # noqa: PLC0415 - slow, and only for this source
 
         self._core = CoreV1Api(client)
         self._node = node
-        self._resource = resource
+        self._budgets = budgets
 
     def containers(self) -> list[PodContainer]:
         """The running containers.
@@ -105,11 +106,11 @@ class Api:
                     _request_timeout=TIMEOUT_S,
                 )
             )
-        return [each for pod in found["items"] for each in running_containers(pod, self._resource)]
+        return [each for pod in found["items"] for each in running_containers(pod, self._budgets)]
 
 
-def running_containers(pod: dict[str, Any], resource: str) -> list[PodContainer]:
-    """The running containers of a pod (Kubernetes API, Pod v1); `resource` holds the VRAM budget."""
+def running_containers(pod: dict[str, Any], budgets: BudgetSources) -> list[PodContainer]:
+    """The running containers of a pod (Kubernetes API, Pod v1). One of them has the VRAM budget of the pod."""
     about, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
     specs = {
         each["name"]: each
@@ -117,7 +118,7 @@ def running_containers(pod: dict[str, Any], resource: str) -> list[PodContainer]
         for each in spec.get(kind) or []
     }
     found = []
-    for kind in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"):
+    for kind in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
         for each in status.get(kind) or []:
             named = _ID.fullmatch(each.get("containerID") or "")
             if named is None or "running" not in (each.get("state") or {}):
@@ -134,10 +135,11 @@ def running_containers(pod: dict[str, Any], resource: str) -> list[PodContainer]
                     restarts=int(each["restartCount"]),
                     image=its.get("image"),
                     gpu_resources=tuple(filter(GPU_RESOURCE.fullmatch, limits)),
-                    vram_budget=vram_budgets.parse_pod_limit(limits.get(resource), resource),
                 )
             )
-    return found
+    budget = vram_budgets.pod_budget(pod, budgets)
+    holder = next((each for each in found if each.gpu_resources), found[0] if found else None)
+    return [replace(each, vram_budget=budget) if each is holder else each for each in found]
 
 
 def read_log_links(logs: Path = LOGS) -> list[PodContainer]:
@@ -308,7 +310,7 @@ class Pods(Listener):
         except OSError:
             return None  # it just ended
         return Container(
-            kind="kubernetes",
+            kind=KUBERNETES,
             id=pod.id,
             name=f"{pod.namespace}/{pod.pod}/{pod.name}",
             incarnation=f"{pod.uid}@{pod.id}@{pod.restarts}",

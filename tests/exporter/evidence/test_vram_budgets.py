@@ -7,7 +7,7 @@ import pytest
 
 from exporter.collectors.gpus import families
 from exporter.evidence.container_history import ContainerHistory
-from exporter.evidence.gpu_attribution import attribute_gpus
+from exporter.evidence.gpu_attribution import NO_GPU, attribute_gpus
 from exporter.evidence.vram_budgets import (
     BUDGET_LABEL,
     MANAGED_LABEL,
@@ -16,13 +16,16 @@ from exporter.evidence.vram_budgets import (
     is_recycle_candidate,
     may_recycle,
     parse_budget,
-    parse_pod_limit,
+    pod_budget,
+    tenants,
 )
 from exporter.http import evidence
-from exporter.model.container import GpuShare, RamUse, VramBudget
+from exporter.model.container import KUBERNETES, ContainerEvidence, GpuShare, RamUse, VramBudget
 from exporter.model.gpu import Gpu, GpuReadings, MigInstance
 from exporter.model.thresholds import Thresholds
+from exporter.model.unknown import Unknown
 from gpuwarden.evidence import GpuMemoryFacts, ServerFacts, VramShareFacts
+from gpuwarden.kube.budget import RESOURCE, BudgetSources
 from remediator.actuators.docker import LABEL
 from remediator.reasons import Doubt
 from remediator.remedies.recycle_container import choose, confirm
@@ -94,35 +97,17 @@ def test_container_that_cannot_be_stopped_does_not_protect_others() -> None:
     assert {each.container: each.recyclable for each in found_cards[0].tenants} == {"a": True, "b": False}
 
 
-@pytest.mark.parametrize(
-    ("said", "mib"),
-    [
-        ("1800", 1800),
-        ("3k", 3000),
-        ("15M", 15_000_000),
-        ("2Ki", 2048),
-        ("1Mi", 2**20),
-        ("3e3", 3000),
-        ("99999999", 99999999),
-    ],
-)
-def test_pod_limit_is_its_budget_in_any_notation(said: str, mib: int) -> None:
-    assert parse_pod_limit(said, "gpuwarden/vram-mib") == VramBudget(budget_bytes=mib * MIB)
+def test_invalid_budget_of_a_pod_is_reported_and_not_applied() -> None:
+    def said(limit: str) -> VramBudget:
+        container = {"resources": {"limits": {RESOURCE: limit}}}
+        return pod_budget({"metadata": {}, "spec": {"containers": [container]}}, BudgetSources())
 
-
-def test_pod_without_limit_has_no_budget() -> None:
-    assert parse_pod_limit(None, "gpuwarden/vram-mib") == VramBudget()
-
-
-@pytest.mark.parametrize("said", ["", "0", "-1", "1.5", "100m", "1G", "1e9", "100M", " 3", "3\n", "٣", "123456789"])
-def test_invalid_pod_limit_is_reported_and_not_applied(said: str) -> None:
-    found = parse_pod_limit(said, "gpuwarden/vram-mib")
-
-    assert (found.budget_bytes, found.recyclable) == (None, False)
-    assert found.invalid is not None
-    assert found.invalid.reason == "bad_budget"
-    assert found.invalid.message.startswith("the limit of gpuwarden/vram-mib is ")
-    assert found.invalid.message.endswith("expected whole MiB, 1 to 99999999")
+    assert said("3k") == VramBudget(budget_bytes=3000 * MIB)
+    wrong = said("1.5")
+    assert (wrong.budget_bytes, wrong.recyclable) == (None, False)
+    assert wrong.invalid is not None
+    assert wrong.invalid.reason == "bad_budget"
+    assert wrong.invalid.message == f"the limit of {RESOURCE} is '1.5'; expected whole MiB, 1 to 99999999"
 
 
 def test_opt_in_label_is_that_of_the_remediator() -> None:
@@ -166,6 +151,78 @@ def test_gpu_memory_lists_every_container_on_it() -> None:
             ],
         )
     ]  # fmt: skip
+
+
+def in_pod(name: str, *shares: GpuShare, vram_budget: VramBudget | None = None, **changes: Any) -> ContainerEvidence:
+    """A container of the pod with uid `u`."""
+    found: ContainerEvidence = place(name, *shares, vram_budget=vram_budget, **changes)
+    return found._replace(container=replace(found.container, kind=KUBERNETES, incarnation=f"u@{name}@0"))
+
+
+def test_pod_is_one_tenant_with_the_memory_of_all_its_containers() -> None:
+    found = (
+        in_pod("ml/p/a", holds(6 * MIB)),
+        in_pod("ml/p/b", holds(5 * MIB), holds(9 * MIB, "GPU-1"), vram_budget=BUDGET),
+        in_pod("ml/p/c", gpus=()),
+        place("other", holds(7 * MIB)),
+    )
+    snapshot = build.snapshot(gpus=build.gpus(build.gpu(0), build.gpu(1)), containers=found)
+
+    on_first, on_second = gpu_memory(snapshot, "ml/p/b") or []
+
+    assert [(each.container, each.incarnation, each.used_bytes, each.budget_bytes) for each in on_first.tenants] == [
+        ("ml/p/b", "u@ml/p/b@0", 11 * MIB, 10 * MIB),
+        ("other", "other@1", 7 * MIB, None),
+    ]
+    assert [(each.container, each.used_bytes) for each in on_second.tenants] == [("ml/p/b", 9 * MIB)]
+
+
+def test_unknown_memory_of_one_container_is_that_of_its_pod() -> None:
+    found = (in_pod("ml/p/a", holds(None)), in_pod("ml/p/b", holds(30 * MIB), vram_budget=BUDGET))
+    (card,) = gpu_memory(build.snapshot(gpus=build.gpus(build.gpu(0)), containers=found), "ml/p/b") or []
+
+    assert [each.used_bytes for each in card.tenants] == [None]
+
+
+def test_containers_of_a_pod_without_a_budget_are_tenants_of_their_own() -> None:
+    found = (in_pod("ml/p/a", holds(6 * MIB)), in_pod("ml/p/b", holds(5 * MIB)))
+    (card,) = gpu_memory(build.snapshot(gpus=build.gpus(build.gpu(0)), containers=found), "ml/p/b") or []
+
+    assert [(each.container, each.used_bytes) for each in card.tenants] == [("ml/p/a", 6 * MIB), ("ml/p/b", 5 * MIB)]
+
+
+NOTHING = Unknown(reason=NO_GPU, message="no GPU is assigned")
+PODS: dict[str, tuple[int, tuple[str, ...], bool, str | None]] = {
+    "within": (20, ("GPU-0",), False, None),
+    "above its GPU": (2000, ("GPU-0",), False, "above_gpu"),
+    "above one of its GPUs": (2000, ("GPU-0", "GPU-1"), False, None),
+    "above a GPU of unknown size": (2000, ("GPU-2",), False, None),
+    "above every GPU of the node": (5000, (), False, None),
+    "without a GPU": (20, (), True, "no_gpu"),
+}
+
+
+@pytest.mark.parametrize(("mib", "gpus", "none", "reason"), PODS.values(), ids=PODS)
+def test_budget_that_no_gpu_can_hold_is_not_used(
+    mib: int, gpus: tuple[str, ...], *, none: bool, reason: str | None
+) -> None:
+    sizes = (1000, 3000, None)
+    cards = (build.gpu(n, memory_size_bytes=mib and mib * MIB) for n, mib in enumerate(sizes))
+    found = in_pod("ml/p/a", vram_budget=VramBudget(budget_bytes=mib * MIB), gpus=gpus)
+    snapshot = build.snapshot(
+        gpus=build.gpus(*cards), containers=(found._replace(gpu_unknown=NOTHING if none else None),)
+    )
+
+    (tenant,) = tenants(snapshot)
+
+    assert (tenant.budget.invalid and tenant.budget.invalid.reason) == reason
+    assert (tenant.budget.budget_bytes is None) is (reason is not None)
+
+
+def test_budget_is_used_while_no_gpu_can_be_read() -> None:
+    (tenant,) = tenants(build.snapshot(gpus=None, containers=(in_pod("ml/p/a", vram_budget=BUDGET),)))
+
+    assert tenant.budget == BUDGET
 
 
 def test_unknown_returning_memory_recycles_no_container() -> None:

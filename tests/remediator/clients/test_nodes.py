@@ -1,42 +1,11 @@
 """Nodes and budgets of pods, as the Kubernetes API has them."""
 
-from typing import Any
-
 import pytest
 
-from remediator.clients.nodes import parse_budget, parse_node
+from remediator.clients.nodes import parse_node
 from remediator.seats import RESOURCE, Node
 
 pytestmark = pytest.mark.behaviour("C1")
-
-
-def container(mib: str | None = None, **more: Any) -> dict[str, Any]:
-    resources = {} if mib is None else {"limits": {RESOURCE: mib}, "requests": {RESOURCE: mib}}
-    return {"name": "c", "resources": resources, **more}
-
-
-@pytest.mark.parametrize(
-    ("spec", "mib"),
-    [
-        ({"containers": [container()]}, 0),
-        ({"containers": [{"name": "c"}]}, 0),
-        ({"containers": [container("3k")]}, 3000),
-        ({"containers": [container("3000"), container("2000"), container()]}, 5000),
-        ({"containers": [container("3000")], "initContainers": [container("5000"), container("100")]}, 5000),
-        ({"containers": [container("3000")], "initContainers": [container("500", restartPolicy="Always")]}, 3500),
-        (
-            {
-                "containers": [container("1000")],
-                "initContainers": [container("500", restartPolicy="Always"), container("2000")],
-            },
-            2500,
-        ),
-        ({"containers": [{"name": "c", "resources": {"limits": {RESOURCE: "700"}}}]}, 700),
-    ],
-    ids=["none", "no-resources", "canonical", "sum", "init", "sidecar", "init-after-sidecar", "limit-only"],
-)
-def test_budget_is_counted_as_the_scheduler_counts_it(spec: dict[str, Any], mib: int) -> None:
-    assert parse_budget(spec, RESOURCE) == mib
 
 
 def test_quantities_of_a_node_are_canonical() -> None:

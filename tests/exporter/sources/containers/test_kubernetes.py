@@ -32,6 +32,7 @@ from exporter.sources.containers import kubelet, kubernetes
 from exporter.sources.containers.kubernetes import Api, Pods, running_containers
 from exporter.sources.containers.poller import Listing
 from gpuwarden import cgroup, clock
+from gpuwarden.kube.budget import BudgetSources
 from tests.exporter import builders as build
 from tests.exporter.golden import scraped
 from tests.exporter.sources.containers.test_cgroups import Host
@@ -186,7 +187,7 @@ def on(host: Host, **sources: Any) -> Pods:
 
 
 def of(cluster: Cluster, **changes: Any) -> Api:
-    given: dict[str, Any] = {"node": "node-1", "resource": VRAM}
+    given: dict[str, Any] = {"node": "node-1", "budgets": BudgetSources()}
     return Api(client_of(cluster.url), **(given | changes))
 
 
@@ -418,7 +419,7 @@ def test_limit_without_the_kubelets_socket_shows_only_whether_it_has_gpus(
     ],
 )
 def test_pod_container_that_does_not_run_is_ignored(pod: dict[str, Any]) -> None:
-    assert running_containers(pod, VRAM) == []
+    assert running_containers(pod, BudgetSources()) == []
 
 
 def test_init_and_ephemeral_containers_belong_to_the_pod() -> None:
@@ -428,11 +429,26 @@ def test_init_and_ephemeral_containers_belong_to_the_pod() -> None:
         status = {**pod["status"]["containerStatuses"][0], "name": kind, "containerID": f"cri-o://{full_id}"}
         pod["status"][f"{kind}ContainerStatuses"] = [status]
 
-    assert {(each.name, each.image) for each in running_containers(pod, VRAM)} == {
+    assert {(each.name, each.image) for each in running_containers(pod, BudgetSources())} == {
         ("server", "llm:1"),
         ("init", "init:1"),
         ("ephemeral", "ephemeral:1"),
     }
+
+
+def test_first_container_with_a_gpu_has_the_budget_of_the_pod() -> None:
+    def budgets(*gpus: str) -> dict[str, int | None]:
+        pod = a_pod(limits={VRAM: "1000"})
+        (status,) = pod["status"]["containerStatuses"]
+        pod["status"]["containerStatuses"] = [status, {**status, "name": "other", "containerID": f"docker://{OTHER}"}]
+        pod["spec"]["containers"].append(
+            {"name": "other", "resources": {"limits": {VRAM: "500"} | dict.fromkeys(gpus, "1")}}
+        )
+        found = running_containers(pod, BudgetSources())
+        return {each.name: each.vram_budget.budget_bytes for each in found}
+
+    assert budgets() == {"server": 1500 * build.MIB, "other": None}
+    assert budgets("nvidia.com/gpu") == {"server": None, "other": 1500 * build.MIB}
 
 
 def test_restarted_container_is_another_incarnation_with_the_same_name(host: Host, cluster: Cluster) -> None:
@@ -519,7 +535,7 @@ def listing_of(source: Pods) -> Listing | None:
 
 
 def test_missing_api_or_folder_of_links_is_reported(host: Host) -> None:
-    unreachable = Api(client_of("http://127.0.0.1:1"), node="node-1", resource=VRAM)
+    unreachable = Api(client_of("http://127.0.0.1:1"), node="node-1", budgets=BudgetSources())
     for sources, message in (
         ({"api": unreachable}, "no answer from the Kubernetes API"),
         ({}, "the kubelet's logs in"),

@@ -1,5 +1,6 @@
 """Pods of a real cluster, as the exporter on its node lists them."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,13 +9,17 @@ import pytest
 from kubernetes.client import CoreV1Api
 
 from exporter.model.container import Container
+from exporter.model.thresholds import Thresholds
+from exporter.sampler import Sampler
 from exporter.sources.containers import kubelet
 from exporter.sources.containers.kubernetes import Api, Pods
-from gpuwarden import cgroup
+from gpuwarden import cgroup, clock
 from gpuwarden.kube import api as kube
+from gpuwarden.kube.budget import BudgetSources
 from testbed.kubernetes import pods
 from testbed.kubernetes.cluster import Cluster
 from tests.exporter import builders as build
+from tests.exporter.golden import scraped
 from tests.waiting import eventually
 
 VRAM = "gpuwarden/vram-mib"
@@ -32,12 +37,11 @@ def seats(core: CoreV1Api, cluster: Cluster, mib: int) -> Iterator[None]:
     """Let the node advertise GPU memory."""
     core.patch_node_status(cluster.node, {"status": {"capacity": {VRAM: str(mib)}}})
     cluster.wait(lambda: VRAM in core.read_node(cluster.node).status.allocatable, "seat of the node")
-    yield
-    core.patch_node_status(
-        cluster.node,
-        [{"op": "remove", "path": "/status/capacity/gpuwarden~1vram-mib"}],
-    )
-    cluster.wait(lambda: VRAM not in core.read_node(cluster.node).status.allocatable, "node without a seat")
+    try:
+        yield
+    finally:
+        core.patch_node_status(cluster.node, [{"op": "remove", "path": "/status/capacity/gpuwarden~1vram-mib"}])
+        cluster.wait(lambda: VRAM not in core.read_node(cluster.node).status.allocatable, "node without a seat")
 
 
 def listed(source: Pods, namespace: str) -> list[Container]:
@@ -53,7 +57,7 @@ def commands(container: Container) -> set[str]:
 def test_pod_with_a_seat_is_listed_with_its_budget_and_processes(
     cluster: Cluster, core: CoreV1Api, namespace: str
 ) -> None:
-    api = Api(kube.connect(cluster.kubeconfig), node=cluster.node, resource=VRAM)
+    api = Api(kube.connect(cluster.kubeconfig), node=cluster.node, budgets=BudgetSources())
     source = Pods(api=api, pod_resources=cluster.pod_resources)
     with seats(core, cluster, 5000):
         script = "sleep 1000 & exec sleep 1001"
@@ -70,6 +74,46 @@ def test_pod_with_a_seat_is_listed_with_its_budget_and_processes(
 
         core.delete_namespaced_pod("tenant", namespace, grace_period_seconds=0)
         eventually(lambda: not listed(source, namespace), "the pod is not listed")
+
+
+@pytest.mark.behaviour("C2")
+def test_pod_is_over_budget_by_the_sum_of_its_containers(
+    cluster: Cluster, core: CoreV1Api, namespace: str, tmp_path: Path
+) -> None:
+    source = Pods(
+        api=Api(kube.connect(cluster.kubeconfig), node=cluster.node, budgets=BudgetSources()), pod_resources=None
+    )
+    manifest = pods.pod("tenant", limits={VRAM: 1000})
+    manifest["spec"]["containers"].append(pods.container("second", limits={VRAM: 500}))
+    with seats(core, cluster, 5000):
+        core.create_namespaced_pod(namespace, manifest)
+        core.create_namespaced_pod(namespace, pods.pod("free"))
+        eventually(lambda: len(listed(source, namespace)) == 3, "three containers run", within_s=30)
+        pids = {each.name.removeprefix(f"{namespace}/"): each.pid for each in listed(source, namespace)}
+        held_mib = {"tenant/main": 800, "tenant/second": 800, "free/main": 9000}
+        gpus = build.gpus(
+            build.gpu(0, *(build.process(pids[name], 0.0, mib * build.MIB) for name, mib in held_mib.items()))
+        )
+        source.start()
+        try:
+            source.latest()
+            sampler = Sampler(
+                host="box-1",
+                directory=tmp_path,
+                containers={"kubernetes": source},
+                gpus=lambda: gpus,
+                thresholds=Thresholds(),
+            )
+            text = scraped(sampler.sample(), now=clock.stamp())
+        finally:
+            source.close()
+
+    its = re.findall(r'gpuwarden_container_gpu_memory_(budget|over_budget)_bytes{container="([^"]*)".*} (\S+)', text)
+    mine = {(what, name): float(value) / build.MIB for what, name, value in its if name.startswith(namespace)}
+    assert mine == {
+        ("budget", f"{namespace}/tenant/main"): 1500,
+        ("over_budget", f"{namespace}/tenant/main"): 100,
+    }
 
 
 def test_kubelet_lists_containers_in_the_declared_messages(cluster: Cluster, core: CoreV1Api, namespace: str) -> None:
