@@ -10,6 +10,7 @@ from gpuwarden.fields import made_from
 from gpuwarden.format import format_utc_time
 from gpuwarden.job import HEARTBEAT_S, Condition, JobId
 from gpuwarden.queue import JobStore, Slot, UnknownJobError
+from gpuwarden.queue.hosts.task_orders import TaskResult
 from gpuwarden.queue.items.tally import RunTally
 from remediator.clients.job_queue import KnownNames
 from remediator.plan import BlockRun, HeldJob, JobFacts, LockWorker, Wrangle
@@ -61,6 +62,10 @@ class BuiltinQueue:
     def now(self) -> float:
         """The queue's clock."""
         return self._store.now()
+
+    def exchange_task_orders(self, host: str, results: Sequence[TaskResult]) -> list[int]:
+        """Store what was done on orders to end tasks, and return the tasks to end."""
+        return self._store.task_orders.exchange(host, results, now=self._store.now())
 
     def job(self, job_id: int) -> JobFacts | None:
         """See `Queue`."""

@@ -17,14 +17,17 @@ from remediator.actuators import Actuator
 from remediator.actuators.docker import DockerActuator
 from remediator.actuators.process import ORPHANS, OrphanActuator, ProcessActuator
 from remediator.actuators.systemd import SystemdActuator
+from remediator.actuators.task_group import TaskGroups
 from remediator.capture.capture import CaptureRunner, find_py_spy
 from remediator.clients.alertmanager import Silences
 from remediator.clients.exporter import ExporterClient
 from remediator.clients.exporter_access import ExporterAuth
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.clients.prometheus_range import Curves
+from remediator.clients.task_orders import GatewayOrders, OrderSource, QueueOrders
 from remediator.executor.executor import Clients, Executor, LoopSettings
 from remediator.executor.lock import ExecutorLock
+from remediator.executor.task_orders import TaskOrdersLoop
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Limits
 from remediator.remedies.guards import SafetyLimits
@@ -91,8 +94,17 @@ def execute(settings: ExecuteSettings) -> None:
         if settings.node_name and settings.seats != "off":
             keeper = parts.enter_context(closing(_seat_keeper(settings, exporter, lock)))
             keeper.start()
+        if settings.task_dir:
+            parts.enter_context(closing(_task_orders(settings, queue, host))).start()
         executor.run()
     log.info("executor stopped")
+
+
+def _task_orders(settings: ExecuteSettings, queue: BuiltinQueue, host: str) -> TaskOrdersLoop:
+    source: OrderSource = QueueOrders(queue=queue, host=host)
+    if settings.gateway is not None and settings.token_file is not None:
+        source = GatewayOrders(settings.gateway, settings.token_file, ca_file=settings.ca_file)
+    return TaskOrdersLoop(source, TaskGroups(settings.task_dir, grace_s=settings.stop_grace_s))
 
 
 def _access(settings: ExecuteSettings) -> ExporterAuth:

@@ -244,6 +244,22 @@ class ExecuteSettings(CommonSettings):
         default=False,
         description="advertise the sum of several GPUs; two pods may then meet on one GPU without room for both",
     )
+    task_dir: Annotated[tuple[Path, ...], NoDecode, BeforeValidator(split)] = Field(
+        default=(),
+        description="folders with task files of other runners, comma-separated or repeated; `gpuwarden host end-task` "
+        "can end these tasks (docs/how-to/unscraped-hosts.md)",
+    )
+    gateway: str | None = Field(
+        default=None,
+        description="address of a central gateway that has these orders; default: they are read from --queue-db",
+    )
+    token_file: Path | None = Field(
+        default=None, description="file with this host's token, for --gateway; `gpuwarden host enrol` makes one"
+    )
+    ca_file: Path | None = Field(
+        default=None,
+        description="authorities that signed the certificate of --gateway; default: those of the system",
+    )
     interval_s: float = Field(
         default=1.0,
         gt=0,
@@ -366,6 +382,14 @@ class ExecuteSettings(CommonSettings):
     @classmethod
     def _check_engine(cls, found: str) -> str:
         return engine(found, words=("none",))
+
+    @model_validator(mode="after")
+    def _check_gateway(self) -> Self:
+        if (self.gateway is None) != (self.token_file is None):
+            raise ValueError("--gateway and --token-file go together: `gpuwarden host enrol HOST` makes a token")
+        if self.gateway is not None and not self.task_dir:
+            raise ValueError("--gateway needs --task-dir: its orders are to end tasks")
+        return self
 
     @field_validator("systemd_unit", mode="before")
     @classmethod

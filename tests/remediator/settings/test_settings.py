@@ -157,3 +157,18 @@ def test_outdated_page_is_detected_and_rewritten(tmp_path: Path, capsys: pytest.
     assert reference.main(["--docs", str(tmp_path)]) == 0
     assert reference.main(["--check", "--docs", str(tmp_path)]) == 0
     assert (tmp_path / "settings-remediator.md").read_text() == reference.settings_page()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--gateway", "https://g", "--task-dir", "/t"], "--gateway and --token-file go together"),
+        (["--token-file", "/t", "--task-dir", "/t"], "--gateway and --token-file go together"),
+        (["--gateway", "https://g", "--token-file", "/t"], "--gateway needs --task-dir"),
+    ],
+)
+def test_gateway_of_orders_needs_a_token_and_folders(options: list[str], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        CliApp.run(ExecuteSettings, cli_args=[*REQUIRED, *options])
+    found = CliApp.run(ExecuteSettings, cli_args=[*REQUIRED, "--task-dir", "/a,/b"])
+    assert found.task_dir == (Path("/a"), Path("/b"))
