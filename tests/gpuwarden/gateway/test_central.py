@@ -4,7 +4,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -156,23 +156,22 @@ def test_jobs_wake_as_many_idle_workers_of_one_host(join: Callable[[str, str], G
     assert time.monotonic() - began_s < 15
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("sync", {"beats": [{"worker": "w1", "queue": "gpu", "incarnation": "i\0"}]}),
-        ("sync", {"beats": [{"worker": "w1", "queue": "gpu", "incarnation": "i"}] * 513}),
-        ("sync", {"renewals": [{"worker": "../w1", "job_id": 1, "attempt": 1, "incarnation": "i", "lease_s": 9}]}),
-        ("sync", {"renewals": [{"worker": "w1", "job_id": 1, "attempt": 1, "incarnation": "i", "lease_s": 1e9}]}),
-        ("watch", {"claims": [{"worker": "w1", "job_id": -1, "attempt": 1, "incarnation": "i"}], "timeout_s": 1}),
-        ("watch", {"claims": [], "timeout_s": 1e9}),
-        ("watch", {"claims": "all", "timeout_s": 1}),
-    ],
-)
-def test_bad_message_of_a_host_is_refused(central: CentralDoor, store: JobStore, path: str, body: Any) -> None:
+BAD: Final[list[tuple[str, dict[str, Any]]]] = [
+    ("sync", {"beats": [{"worker": "w1", "queue": "gpu", "incarnation": "i\0"}]}),
+    ("sync", {"beats": [{"worker": "w1", "queue": "gpu", "incarnation": "i"}] * 513}),
+    ("sync", {"renewals": [{"worker": "../w1", "job_id": 1, "attempt": 1, "incarnation": "i", "lease_s": 9}]}),
+    ("sync", {"renewals": [{"worker": "w1", "job_id": 1, "attempt": 1, "incarnation": "i", "lease_s": 1e9}]}),
+    ("watch", {"claims": [{"worker": "w1", "job_id": -1, "attempt": 1, "incarnation": "i"}], "timeout_s": 1}),
+    ("watch", {"claims": [], "timeout_s": 1e9}),
+    ("watch", {"claims": "all", "timeout_s": 1}),
+]
+
+
+def test_bad_messages_of_a_host_are_refused(central: CentralDoor, store: JobStore) -> None:
     token = store.host_tokens.enrol("box1", now=store.now())
 
-    assert ask(central, path, body, token)[0] == 422
-    assert ask(central, path, body, "wrong")[0] == 401
+    assert [ask(central, path, body, token)[0] for path, body in BAD] == [422] * len(BAD)
+    assert [ask(central, path, body, "wrong")[0] for path, body in BAD] == [401] * len(BAD)
     assert store.counts.snapshot(now=store.now()).workers == {}
 
 
