@@ -100,6 +100,7 @@ class Worker:
 
     def __init__(self, slot: Slot, upstream: Upstream, idle_claim_s: float, seen: Seen) -> None:
         self._slot, self._upstream, self._idle_claim_s, self._seen = slot, upstream, idle_claim_s, seen
+        self._beat_due_s = self._claim_due_s = self._quarantine_due_s = 0.0
         self._its = {"worker": slot.worker, "queue": slot.queue, "incarnation": slot.incarnation}
 
     async def run(self) -> None:
@@ -111,24 +112,26 @@ class Worker:
 
     async def _idle(self) -> None:
         """Wait for jobs, as `gpuwarden.worker.worker.Worker` does."""
-        next_beat_s = next_claim_s = 0.0
         waiting: asyncio.Future[Any] | None = None
         changed = False
         try:
             while True:
                 now_s = time.monotonic()
-                if now_s >= next_beat_s:
+                if now_s >= self._beat_due_s:
                     await self._beat()
-                    next_beat_s = now_s + HEARTBEAT_S
-                if changed or now_s >= next_claim_s:
-                    changed, next_claim_s = False, now_s + self._idle_claim_s
-                    if await self._work_once():
-                        next_beat_s = next_claim_s = 0.0
-                        continue
+                    self._beat_due_s = now_s + HEARTBEAT_S
+                if changed or now_s >= self._claim_due_s:
+                    changed, self._claim_due_s = False, now_s + self._idle_claim_s
+                    job = await self._claim()
+                    while job is not None:
+                        job = await self._work(job)
+                if now_s >= self._quarantine_due_s:
+                    self._quarantine_due_s = now_s + self._idle_claim_s
+                    await self._ask(operations.QuarantineOf(worker=self._slot.worker))
                 waiting = waiting or asyncio.ensure_future(
                     self._ask(operations.Wait(**self._its, timeout_s=WAIT_MAX_S))
                 )
-                await asyncio.wait([waiting], timeout=max(0.0, min(next_beat_s, next_claim_s) - time.monotonic()))
+                await asyncio.wait([waiting], timeout=max(0.0, self._due_s() - time.monotonic()))
                 if waiting.done():
                     changed, waiting = bool(waiting.result()), None
                     self._seen.woken += changed
@@ -136,25 +139,45 @@ class Worker:
             if waiting is not None:
                 waiting.cancel()
 
-    async def _work_once(self) -> bool:
-        """Claim a job and complete it; False if there is none."""
+    def _due_s(self) -> float:
+        return min(self._beat_due_s, self._claim_due_s, self._quarantine_due_s)
+
+    async def _claim(self) -> Any:
         began_s = time.perf_counter()
         job = await self._ask(operations.Claim(**self._its, lease_s=LEASE_S))
-        if job is None:
-            await self._ask(operations.QuarantineOf(worker=self._slot.worker))
-            return False
-        self._seen.claims_ms.append((time.perf_counter() - began_s) * 1000)
-        self._seen.started_ms.append((time.time() - job["queued_at"]) * 1000)
+        return self._claimed(job, began_s)
+
+    def _claimed(self, job: Any, began_s: float) -> Any:
+        if job is not None:
+            self._seen.claims_ms.append((time.perf_counter() - began_s) * 1000)
+            self._seen.started_ms.append((time.time() - job["queued_at"]) * 1000)
+        return job
+
+    async def _work(self, job: Any) -> Any:
+        """Run a job and complete it; returns the next one, as a real worker claims it."""
         keeping = asyncio.ensure_future(self._keep_lease(job["job_id"], job["attempt"]))
         await asyncio.sleep(HOLD_S)
         keeping.cancel()
         with suppress(asyncio.CancelledError):
             await keeping
-        this = {"job_id": job["job_id"], "attempt": job["attempt"], "incarnation": self._slot.incarnation}
-        if not await self._ask(operations.Complete(worker=self._slot.worker, **this)):
+        this = {"job_id": job["job_id"], "attempt": job["attempt"]}
+        self._claim_due_s = 0.0
+        began_s = time.perf_counter()
+        if time.monotonic() >= self._beat_due_s:
+            incarnation = self._slot.incarnation
+            done = await self._ask(operations.Complete(worker=self._slot.worker, incarnation=incarnation, **this))
+            found = None
+        else:
+            success = await self._ask(operations.CompleteAndClaim(**self._its, **this, lease_s=LEASE_S))
+            done = success is not None and success["done"]
+            found = self._claimed(success["job"], began_s) if done else None
+            if done and success["idle"]:
+                self._claim_due_s = time.monotonic() + self._idle_claim_s
+        if not done:
             raise LostError(f"job {job['job_id']} was not completed")
-        await self._ask(operations.Heartbeat(**self._its, completed=True))
-        return True
+        if found is None and not self._claim_due_s:
+            await self._ask(operations.Heartbeat(**self._its, completed=True))
+        return found
 
     async def _keep_lease(self, job_id: int, attempt: int) -> None:
         """Renew the lease and watch the claim, as `gpuwarden.worker.lease.Lease` does."""

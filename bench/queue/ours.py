@@ -9,6 +9,7 @@ from bench.queue.worker import QUEUE_NAME, Chore, Worker, execute
 from gpuwarden.db.changes import Changes
 from gpuwarden.job import Condition
 from gpuwarden.queue import Job, JobStore, Submission
+from gpuwarden.queue.models import Success
 from gpuwarden.queue.schema import JOBS, METADATA
 from gpuwarden.worker.worker import IDLE_WAIT_S
 
@@ -101,8 +102,8 @@ class Ours(Worker):
             job = self.held or await self.claim()
             if job is None:
                 return 0
-            accepted, self.held = self._store.claims.complete_and_claim(
-                job,
+            accepted, self.held, _ = self._store.claims.complete_and_claim(
+                Success(job.job_id, job.attempt),
                 queue=QUEUE_NAME,
                 host="bench",
                 worker=self._name,

@@ -8,10 +8,11 @@ the margin. So a worker that cannot renew stops itself before its lease at the q
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
+from uuid import uuid4
 
 import structlog
 from pydantic import BaseModel
@@ -19,11 +20,13 @@ from pydantic import BaseModel
 from gpuwarden.clock import boottime_s
 from gpuwarden.gateway.operations import (
     LEASE_AT_QUEUE_MAX_S,
+    LEAST_MARGIN_S,
     MARGIN_S,
     SLOTS_MAX,
     BeatOf,
     Claim,
     ClaimOf,
+    CompleteAndClaim,
     Heartbeat,
     OnJob,
     Operation,
@@ -36,7 +39,7 @@ from gpuwarden.gateway.operations import (
     Wait,
     Watch,
 )
-from gpuwarden.gateway.upstream import Answer, Upstream, failed
+from gpuwarden.gateway.upstream import WATCHED_BY, Answer, Upstream, failed
 from gpuwarden.gateway.waiters import Waiters
 from gpuwarden.gateway.wire import BODY_MAX_BYTES, WAIT_MAX_S
 
@@ -92,6 +95,8 @@ class _Held:
     due: bool = False
     """The worker has renewed since."""
     lost: bool = False
+    watched_by: str | None = None
+    """Name of the `Watch` that includes it."""
 
     def may_renew(self) -> bool:
         return boottime_s() - self.leased_s < _at_queue(self.lease_s) - self.lease_s - SPARE_S
@@ -133,6 +138,8 @@ class Batching:
         self._synced: list[asyncio.Future[None]] = []
         self._unwatched = asyncio.Event()
         self._watches: list[asyncio.Task[None]] = []
+        self._watch_name = ""
+        """Of the last one."""
         self._closed = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -215,11 +222,18 @@ class Batching:
     async def _pass_on(self, operation: Operation, request_id: str) -> Answer:
         """Pass one operation on, and remember the answer."""
         sent, sent_s = operation, boottime_s()
-        if isinstance(operation, Claim | Renew):
+        if isinstance(operation, Claim | CompleteAndClaim | Renew):
             sent = operation.model_copy(update={"lease_s": _at_queue(operation.lease_s)})
         answer = await self._upstream.carry_out(sent, host=self._host, request_id=request_id)
         if isinstance(operation, Claim):
             self._waiters.claimed(operation.queue)
+        if isinstance(operation, Claim | CompleteAndClaim | QuarantineOf):
+            self._note_claim(operation, answer, sent_s)
+        else:
+            self._note(operation, answer, sent_s)
+        return answer
+
+    def _note(self, operation: Operation, answer: Answer, sent_s: float) -> None:
         found = _result(answer)
         if isinstance(operation, Register):
             self._slots.pop(operation.worker, None)
@@ -229,20 +243,46 @@ class Batching:
             self._slot_of(operation.worker, operation.incarnation, sent_s).beat = None  # an older one
         elif isinstance(operation, Renew) and found is True:
             self._hold(operation, _claim_of(operation), sent_s)
-        elif isinstance(operation, Claim) and isinstance(found, dict):
-            its = {"worker": operation.worker, "incarnation": operation.incarnation}
-            held = self._hold(operation, ClaimOf(job_id=found["job_id"], attempt=found["attempt"], **its), sent_s)
-            if held.beat is not None:  # of before the claim, which has written the model
-                held.beat = held.beat.model_copy(update={"model": found["model"] or found["job_class"]})
-        elif isinstance(operation, Claim | QuarantineOf) and answer.status == 200:
-            self._note_idle(operation, answer, sent_s)
-        elif isinstance(operation, OnJob) and operation.settles and found is True:
-            slot = self._slots.get(operation.worker)
-            if slot is not None and slot.held is not None and slot.held.claim == _claim_of(operation):
-                slot.held = None
-        return answer
+            self._unwatched.set()
+        elif isinstance(operation, OnJob) and operation.ends and found is True:
+            self._let_go(operation)
 
-    def _note_idle(self, operation: Claim | QuarantineOf, answer: Answer, sent_s: float) -> None:
+    def _note_claim(self, operation: Claim | CompleteAndClaim | QuarantineOf, answer: Answer, sent_s: float) -> None:
+        if answer.status != 200:
+            return
+        found = _result(answer)
+        if isinstance(operation, CompleteAndClaim):
+            if found is None or not found["done"]:
+                return
+            self._let_go(operation)
+            found, is_idle = found["job"], found["idle"]
+        else:
+            is_idle = found is None
+        if isinstance(operation, QuarantineOf) or is_idle:
+            self._note_idle(operation, answer, sent_s)
+        elif found is not None:
+            self._note_job(operation, found, answer, sent_s)
+
+    def _note_job(
+        self, operation: Claim | CompleteAndClaim, job: Mapping[str, Any], answer: Answer, sent_s: float
+    ) -> None:
+        its = {"worker": operation.worker, "incarnation": operation.incarnation}
+        slot = self._hold(operation, ClaimOf(job_id=job["job_id"], attempt=job["attempt"], **its), sent_s)
+        if slot.beat is not None:  # of before the claim, which has written the model
+            slot.beat = slot.beat.model_copy(update={"model": job["model"] or job["job_class"]})
+        if slot.held is not None:
+            slot.held.watched_by = answer.content.get(WATCHED_BY)
+            if slot.held.watched_by != self._watch_name:
+                self._unwatched.set()
+
+    def _let_go(self, operation: OnJob) -> None:
+        slot = self._slots.get(operation.worker)
+        if slot is not None and slot.held is not None and slot.held.claim == _claim_of(operation):
+            slot.held = None
+            if slot.beat is not None:
+                slot.beat = slot.beat.model_copy(update={"model": None})
+
+    def _note_idle(self, operation: Claim | CompleteAndClaim | QuarantineOf, answer: Answer, sent_s: float) -> None:
         slot = self._slots.get(operation.worker)
         if slot is None:
             return
@@ -258,10 +298,9 @@ class Batching:
         slot.seen_s = max(slot.seen_s, seen_s)
         return slot
 
-    def _hold(self, operation: Claim | Renew, claim: ClaimOf, sent_s: float) -> _Slot:
+    def _hold(self, operation: Claim | CompleteAndClaim | Renew, claim: ClaimOf, sent_s: float) -> _Slot:
         slot = self._slot_of(operation.worker, operation.incarnation, sent_s)
         slot.held = _Held(claim, operation.lease_s, leased_s=sent_s, seen_s=sent_s)
-        self._unwatched.set()
         return slot
 
     async def _beat(self, slot: _Slot, operation: Heartbeat) -> Answer:
@@ -382,14 +421,26 @@ class Batching:
                 each.cancel()
             self._watches.append(asyncio.create_task(self._watch(next(_parts(held, lambda each: _size(each.claim))))))
 
+    def _note_watched(self, name: str, lost: set[tuple[int, ...]]) -> None:
+        """Note the answer of a request. A newer request, which may have ended it before a read, has its claims."""
+        now_s = boottime_s()
+        for held in (slot.held for slot in self._slots.values()):
+            if held is not None and (held.claim.job_id, held.claim.attempt) in lost:
+                held.lost = True
+            elif held is not None and held.watched_by == name:
+                held.seen_s = now_s
+
     async def _watch(self, held: list[_Held]) -> None:
-        watch = Watch(claims=[each.claim for each in held], timeout_s=WATCH_S)
+        self._watch_name = uuid4().hex
+        for each in held:
+            each.watched_by = self._watch_name
+        watch = Watch(name=self._watch_name, claims=[each.claim for each in held], timeout_s=WATCH_S)
         try:
             found = _result(await self._upstream.carry_out(watch, host=self._host, request_id=""))
             if found is None:
                 await _pause()
             else:
-                _note_lost(held, {tuple(each) for each in found})
+                self._note_watched(watch.name, {tuple(each) for each in found})
         except Exception:  # without the next watch, losses are learned late
             log.exception("unexpected error; trying again")
             await _pause()
@@ -452,22 +503,13 @@ def _owns(held: _Held) -> Answer:
     return _done(not held.lost)
 
 
-def _note_lost(held: list[_Held], lost: set[tuple[int, ...]]) -> None:
-    now_s = boottime_s()
-    for each in held:
-        if (each.claim.job_id, each.claim.attempt) in lost:
-            each.lost = True
-        else:
-            each.seen_s = now_s
-
-
 def _interval_of(held: _Held) -> float:
     return min(SYNC_S, held.lease_s / 6)
 
 
 def _at_queue(lease_s: float) -> float:
     """A lease at the queue, seconds."""
-    return min(lease_s + min(MARGIN_S, lease_s / 2), LEASE_AT_QUEUE_MAX_S)
+    return min(lease_s + min(MARGIN_S, max(LEAST_MARGIN_S, lease_s / 2)), LEASE_AT_QUEUE_MAX_S)
 
 
 def _done(result: Any) -> Answer:

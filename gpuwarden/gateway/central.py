@@ -17,7 +17,10 @@ from gpuwarden.queue.hosts.tokens import SEEN_EVERY_S, id_of
 from gpuwarden.queue.hosts.tokens import Scope as HostScope
 
 TRUSTED_S: Final = 5.0
-"""Interval of reads of the valid tokens, seconds. A revoked one ends after this time."""
+"""How long a read of the valid tokens counts, seconds. A revoked one ends after this time."""
+
+REREAD_SHARE: Final = 0.8
+"""The share of this time after which the next read begins. Requests wait only for a late one."""
 
 THREADS: Final = 2
 """Most checks of tokens at once."""
@@ -74,10 +77,14 @@ class Hosts:
             raise RefusedError(401, "token", "no token: send Authorization: Bearer TOKEN of `gpuwarden host enrol`")
         key, now_s = (hashlib.sha256(token.encode()).digest(), scope), time.monotonic()
         known = self._known.get(key)
-        if known is not None and now_s - max(known.at_s, self._read_s) >= TRUSTED_S:
-            self._reading = self._reading or asyncio.create_task(self._read())
-            await asyncio.shield(self._reading)
-            known = self._known.get(key)
+        if known is not None:
+            age_s = now_s - max(known.at_s, self._read_s)
+            if age_s >= TRUSTED_S * REREAD_SHARE and self._reading is None:
+                self._reading = asyncio.create_task(self._read())
+                self._reading.add_done_callback(_retrieve)
+            if age_s >= TRUSTED_S and self._reading is not None:
+                await asyncio.shield(self._reading)
+                known = self._known.get(key)
         if known is None:
             known = await self._checked(key, token, now_s)
         self._used.add(known.token_id)
@@ -129,6 +136,12 @@ class Hosts:
 
     def _ask(self, token: str, scope: HostScope) -> str | None:
         return self._store.host_tokens.verify(token, scope, self._store.now())
+
+
+def _retrieve(read: "asyncio.Task[None]") -> None:
+    """Retrieve the error of a read that no request waits for. The next request tries again."""
+    if not read.cancelled():
+        read.exception()
 
 
 def check_host(request: Request, host: str) -> None:

@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 from uuid import uuid4
 
 from gpuwarden.db.errors import DatabaseError, NoAnswerError
 from gpuwarden.gateway import wire
 from gpuwarden.job import LEASE_S, Condition, ItemState, JobId
-from gpuwarden.queue.models import Item, Job, Quarantine, Result, Slot
+from gpuwarden.queue.models import Completion, Item, Job, Quarantine, Result, Slot, Success
 
 ANSWER_S: Final = 5.0
 """How long a request is repeated, seconds: a writer waits so long for a database."""
@@ -52,8 +52,6 @@ class GatewayStore:
 
     idle_claim_s: Final = wire.WAIT_MAX_S
     """Interval between claims while idle, without a wake, seconds."""
-
-    claims_with_result: Literal[False] = False
 
     def __init__(self, folder: Path, *, worker: str, queue: str) -> None:
         self._requests, self._queue = _Requests(folder, worker), queue
@@ -159,6 +157,26 @@ class GatewayClaims:
     ) -> bool:
         """See `Claims.complete`."""
         return self._on_job("complete", job_id, attempt, incarnation, result=result, reason=reason)
+
+    def complete_and_claim(
+        self,
+        success: Success,
+        *,
+        queue: str,
+        host: str,  # noqa: ARG002
+        worker: str,  # noqa: ARG002
+        incarnation: str,
+        now: float,  # noqa: ARG002
+        lease_s: float = LEASE_S,
+        loaded: str | None = None,
+    ) -> Completion:
+        """See `Claims.complete_and_claim`."""
+        its = {"queue": queue, "incarnation": incarnation, "lease_s": lease_s, "loaded": loaded}
+        found = self._requests.ask("complete-and-claim", **success._asdict(), **its)
+        if found is None:
+            return Completion(done=False)
+        job = None if found["job"] is None else wire.job_of(found["job"])
+        return Completion(done=found["done"], job=job, idle=found["idle"])
 
     def fail_by_worker(
         self,

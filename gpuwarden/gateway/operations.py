@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpuwarden.gateway.wire import WAIT_MAX_S
 from gpuwarden.queue import Slot
-from gpuwarden.queue.models import COUNT_MAX, Beat, Renewal, SlotClaim
+from gpuwarden.queue.models import COUNT_MAX, Beat, Renewal, SlotClaim, Success
 from gpuwarden.state_file import JOB_ID_MAX, SECONDS_MAX, TEXT_MAX
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ LEASE_MAX_S: Final = 86400.0
 
 MARGIN_S: Final = 30.0
 """How much longer a host's gateway makes a lease at the queue, seconds. Half of a lease, if that is less."""
+
+LEAST_MARGIN_S: Final = 5.0
+"""The margin of the shortest leases, seconds."""
 
 LEASE_AT_QUEUE_MAX_S: Final = LEASE_MAX_S + MARGIN_S
 
@@ -181,6 +184,8 @@ class OnJob(ClaimOf, Operation):
     """An operation on a claimed job. It has no effect if this slot does not hold that attempt."""
 
     refused: ClassVar[Any] = False
+    ends: ClassVar[bool] = False
+    """Whether the slot no longer holds the attempt after success."""
 
     @property
     def claim(self) -> dict[str, Any]:
@@ -239,7 +244,7 @@ class Complete(OnJob):
     """Complete the job."""
 
     path = "complete"
-    settles = True
+    settles = ends = True
     result: Any = None
     reason: Reason | None = None
 
@@ -257,11 +262,43 @@ class Complete(OnJob):
         return store.claims.complete(self.job_id, **self.claim, now=store.now(), **left, **how)
 
 
+class CompleteAndClaim(OnJob):
+    """Complete the job, and claim the next one."""
+
+    path = "complete-and-claim"
+    settles = ends = True
+    refused = None
+    queue: Text
+    lease_s: Lease
+    loaded: Text | None = None
+    result: Any = None
+    reason: Reason | None = None
+    in_run: bool = False
+
+    def run(self, store: "JobStore", host: str) -> Any:  # noqa: D102
+        found = self.on_job(store, host)  # it checks the slot too
+        if not found.done:
+            self.check_held(store, host)
+        return found
+
+    def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: D102
+        return store.claims.complete_and_claim(
+            Success(self.job_id, self.attempt, self.result, self.reason, self.in_run),
+            queue=self.queue,
+            host=host,
+            worker=self.worker,
+            incarnation=self.incarnation,
+            now=store.now(),
+            lease_s=self.lease_s,
+            loaded=self.loaded,
+        )
+
+
 class Fail(OnJob):
     """Fail the job."""
 
     path = "fail"
-    settles = True
+    settles = ends = True
     reason: Reason
     traceback: Reason | None = None
 
@@ -274,7 +311,7 @@ class Retry(OnJob):
     """Queue the job again after an exception."""
 
     path = "retry"
-    settles = True
+    settles = ends = True
     reason: Reason
     traceback: Reason | None = None
 
@@ -287,7 +324,7 @@ class Release(OnJob):
     """Queue the job of a worker that stops."""
 
     path = "release"
-    settles = True
+    settles = ends = True
 
     def on_job(self, store: "JobStore", host: str) -> Any:  # noqa: ARG002, D102
         return store.claims.release(self.job_id, **self.claim, now=store.now())
@@ -297,7 +334,7 @@ class GiveBack(OnJob):
     """Queue the job of a worker that cannot go on."""
 
     path = "give-back"
-    settles = True
+    settles = ends = True
     reason: Reason
     traceback: Reason | None = None
     gpus: Annotated[list[Text], Field(max_length=GPUS_MAX)] = []
@@ -405,11 +442,13 @@ class Sync(HostOperation):
 class Watch(HostOperation):
     """Wait until claims of the host are lost; returns job and attempt of each.
 
-    The upstream answers it. A host's newer request ends the older one.
+    The upstream answers it. A host's newer request ends the older one. The answer of a claim has the name of the open
+    request that includes it.
     """
 
     path = "watch"
     waits = True
+    name: Text
     claims: Annotated[list[ClaimOf], Field(max_length=SLOTS_MAX)]
     timeout_s: Annotated[float, Field(ge=0, le=WAIT_MAX_S)]
 
@@ -418,7 +457,7 @@ OPERATIONS: Final[Mapping[str, type[Operation]]] = {
     each.path: each
     for each in (
         *(Register, Claim, Wait, Heartbeat, RetiredFor, OthersCompleted, QuarantineOf, IsSettled),
-        *(Renew, Owns, Complete, Fail, Retry, Release, GiveBack, Inputs, Ranks),
+        *(Renew, Owns, Complete, CompleteAndClaim, Fail, Retry, Release, GiveBack, Inputs, Ranks),
         *(TakeItem, FinishItem, FailItem, CountItems),
     )
 }

@@ -34,7 +34,8 @@ log: Final = structlog.get_logger("gateway")
 
 @dataclass(frozen=True)
 class _Poll:
-    claims: frozenset[SlotClaim]
+    name: str
+    claims: set[SlotClaim]
     ended: asyncio.Future[None]
 
     def end(self) -> None:
@@ -56,6 +57,8 @@ class Ownership:
         self._known: dict[SlotClaim, bool] = {}
         self._known_s = 0.0
         self._new = asyncio.Event()
+        self._rests = True
+        """Nothing is asked, and so nothing read."""
         self._rounds: list[asyncio.Future[None]] = []
         self._limiter = CapacityLimiter(1)
         self._task: asyncio.Task[None] | None = None
@@ -85,27 +88,46 @@ class Ownership:
                 await read
         return self._found(claim)
 
-    async def lost(self, host: str, claims: Collection[SlotClaim], timeout_s: float) -> list[SlotClaim] | None:
+    async def lost(
+        self, host: str, claims: Collection[SlotClaim], timeout_s: float, *, name: str = ""
+    ) -> list[SlotClaim] | None:
         """The lost ones of these claims, as soon as there is one; none after `timeout_s`.
 
         `None` while the queue cannot be read. A newer question of the host ends the older one.
         """
-        poll = _Poll(frozenset(claims), asyncio.get_running_loop().create_future())
+        poll = _Poll(name, set(claims), asyncio.get_running_loop().create_future())
         older, self._polls[host] = self._polls.get(host), poll
         if older is not None:
             older.end()
-        if any(self._found(claim) is None for claim in poll.claims):
+        if self._rests:
             self._new.set()
+        is_newest = True
         try:
             async with asyncio.timeout(timeout_s):
                 await poll.ended
         except TimeoutError:
             pass
         finally:
-            if self._polls.get(host) is poll:
+            is_newest = self._polls.get(host) is poll
+            if is_newest:
                 del self._polls[host]
-        found = {claim: self._found(claim) for claim in poll.claims}
-        return None if None in found.values() else [claim for claim, owned in found.items() if not owned]
+        if is_newest and any(self._found(claim) is None for claim in claims):
+            return None
+        return [claim for claim in poll.claims if self._found(claim) is False]
+
+    def add(self, claim: SlotClaim) -> str | None:
+        """Add a new claim to the open question of its host. Returns the question's name; `None` if there is none."""
+        poll = self._polls.get(claim.host)
+        if poll is None:
+            return None
+        poll.claims.add(claim)
+        return poll.name
+
+    def drop(self, claim: SlotClaim) -> None:
+        """Remove a claim that its worker has settled: it is not lost."""
+        poll = self._polls.get(claim.host)
+        if poll is not None:
+            poll.claims.discard(claim)
 
     def _found(self, claim: SlotClaim) -> bool | None:
         return self._known.get(claim) if time.monotonic() - self._known_s < TRUSTED_S else None
@@ -118,6 +140,7 @@ class Ownership:
             rounds, self._rounds = self._rounds, []
             self._new.clear()
             asked = set(self._asked).union(*(poll.claims for poll in self._polls.values()))
+            self._rests = not asked
             if asked:
                 try:
                     owned = await to_thread.run_sync(partial(self._read, asked), limiter=self._limiter)

@@ -17,13 +17,17 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import ReloadingFile
 from gpuwarden.format import error_text
 from gpuwarden.gateway.job_watcher import JobWatcher
-from gpuwarden.gateway.operations import Claim, NotHeldError, Operation, Owns, Wait, Watch
+from gpuwarden.gateway.operations import Claim, CompleteAndClaim, NotHeldError, OnJob, Operation, Owns, Wait, Watch
 from gpuwarden.gateway.ownership import Ownership
 from gpuwarden.gateway.wire import ERRORS, HOST, PREFIX, REQUEST_ID, WAIT_MAX_S, to_wire
 from gpuwarden.http.address import checked_address, tls_context
+from gpuwarden.queue.models import Completion, SlotClaim
 
 if TYPE_CHECKING:
     from gpuwarden.queue import JobStore
+
+WATCHED_BY: Final = "watched_by"
+"""Field of a claim's answer: the name of the host's `Watch` that includes it."""
 
 NOT_HELD: Final = "job"
 """Reason of an operation without effect, on a job that its slot does not hold."""
@@ -102,7 +106,7 @@ class DatabaseUpstream:
                     return _not_held(found)
             elif isinstance(operation, Watch):
                 claims = [claim.of(host) for claim in operation.claims]
-                lost = await self._ownership.lost(host, claims, operation.timeout_s)
+                lost = await self._ownership.lost(host, claims, operation.timeout_s, name=operation.name)
                 found = None if lost is None else [[claim.job_id, claim.attempt] for claim in lost]
             else:
                 found = await to_thread.run_sync(operation.run, self._store, host, limiter=self._limiter)
@@ -120,7 +124,21 @@ class DatabaseUpstream:
                 self._watcher.claimed(operation.queue, found=found is not None)
         if found is None and isinstance(operation, Owns | Watch):
             return _unanswered("the claims of workers could not be read")
-        return Answer(status=200, content={"result": to_wire(found)}, outcome="done")
+        more = self._watching(operation, found, host)
+        return Answer(status=200, content={"result": to_wire(found), **more}, outcome="done")
+
+    def _watching(self, operation: Operation, found: Any, host: str) -> dict[str, str | None]:
+        """Watch a claimed job for its host, and no longer a settled one."""
+        is_done = found.done if isinstance(found, Completion) else found
+        if isinstance(operation, OnJob) and operation.ends and is_done:
+            self._ownership.drop(
+                SlotClaim(operation.job_id, operation.attempt, operation.incarnation, host, operation.worker)
+            )
+        job = found.job if isinstance(found, Completion) else found
+        if not isinstance(operation, Claim | CompleteAndClaim) or job is None:
+            return {}
+        claim = SlotClaim(job.job_id, job.attempt, operation.incarnation, host, operation.worker)
+        return {WATCHED_BY: self._ownership.add(claim)}
 
     async def close(self) -> None:
         """Answer all who wait."""
@@ -195,7 +213,7 @@ def failed(status: int, kind: str, reason: str) -> Answer:
 
 
 def _not_held(result: Any) -> Answer:
-    return Answer(status=200, content={"result": result, "refused": NOT_HELD}, outcome=NOT_HELD)
+    return Answer(status=200, content={"result": to_wire(result), "refused": NOT_HELD}, outcome=NOT_HELD)
 
 
 def _log_seldom(event: str, reason: str, **more: Any) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import JobClass, State
-from gpuwarden.queue.models import DrainedError, Item, Job, Quarantine, ReplacedError, ResultError
+from gpuwarden.queue.models import Completion, DrainedError, Item, Job, Quarantine, ReplacedError, ResultError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -47,6 +47,8 @@ def to_wire(value: Any) -> Any:
     """A queue's value as JSON."""
     if isinstance(value, Job | Item | Quarantine):
         return {each.name: getattr(value, each.name) for each in fields(value)}  # no deep copy of a payload
+    if isinstance(value, Completion):
+        return value._asdict() | {"job": to_wire(value.job)}
     if isinstance(value, list):
         return [to_wire(each) for each in value]
     return value

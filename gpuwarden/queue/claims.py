@@ -37,7 +37,7 @@ from gpuwarden.job import (
 from gpuwarden.queue import ranks, runs, sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.claiming import one_trip, parts
-from gpuwarden.queue.models import DrainedError, Job, ReplacedError, Result, Slot, check_result
+from gpuwarden.queue.models import Completion, DrainedError, Job, ReplacedError, Result, Slot, Success, check_result
 from gpuwarden.queue.rows import to_job
 from gpuwarden.queue.schema import DEAD_WORKERS, FATAL_ERRORS, JOBS, WORKER_GPUS, WORKERS
 from gpuwarden.queue.sql import Prepared
@@ -237,7 +237,7 @@ class Claims(QueueBase):
 
     def complete_and_claim(
         self,
-        job: Job,
+        success: Success,
         *,
         queue: str,
         host: str,
@@ -246,34 +246,35 @@ class Claims(QueueBase):
         now: float,
         lease_s: float = LEASE_S,
         loaded: str | None = None,
-        result: Result = None,
-        reason: str | None = None,
-    ) -> tuple[bool, Job | None]:
-        """Complete a job, refresh the worker's row and claim the next job, in one transaction.
+    ) -> Completion:
+        """Complete a job of this slot, refresh the worker's row and claim the next job, in one transaction.
 
-        Returns what `complete` returns, and the next job. Without one, `claim` gives the reason.
+        `done` is what `complete` returns. Without a job, and not idle, `claim` gives the reason.
 
         Raises:
             ResultError: the result is not JSON, or is too long.
         """
-        check_result(result)
-        its = _its_end(job.job_id, job.attempt, incarnation, now, result, reason)
+        check_result(success.result)
+        job_id, attempt, result, reason, in_run = success
+        its = _its_end(job_id, attempt, incarnation, now, result, reason)
         question = _question(queue, host, worker, incarnation, now, lease_s, loaded)
         found = None
-        if is_shared(self._engine) and job.run_id is None:
+        if is_shared(self._engine) and not in_run:
             with autocommit(self._engine) as connection:
                 found = one_trip.complete_and_claim.execute(connection, **its | question).one()
         if found is not None and found.done is not None:
-            row = found if found.job_id is not None else None
+            row, is_idle = found if found.job_id is not None else None, not found.busy
         else:
             with writing(self._engine) as connection:
                 # The worker's row first, as a claim does: no deadlock.
                 connection.execute(select(WORKERS.c.worker).where(_is_slot(host, worker)).with_for_update())
-                if not _complete_in_steps(connection, **its):
-                    return False, None
+                claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
+                is_its = connection.scalar(*_claimed_by_slot(**claim, host=host, worker=worker)) is not None
+                if not (is_its and _complete_in_steps(connection, **its)):
+                    return Completion(done=False)
                 seen = connection.execute(*_find_next(**question)).one()
-                row = None
-                if not (seen.over or seen.drained or seen.mine or seen.next is None):
+                row, is_idle = None, not (seen.over or seen.drained or seen.mine)
+                if is_idle and seen.next is not None:
                     row = connection.execute(*_take(**question)).one_or_none()
                 model = None if row is None else row.model or row.job_class
                 sql.touch_worker(
@@ -282,7 +283,8 @@ class Claims(QueueBase):
                     loaded=loaded,
                     completed_at=now,
                 )
-        return True, None if row is None else self._begin(row, incarnation, now)
+        job = None if row is None else self._begin(row, incarnation, now)
+        return Completion(done=True, job=job, idle=row is None and is_idle)
 
     def fail_by_worker(
         self, job_id: int, *, attempt: int, incarnation: str, reason: str, now: float, traceback: str | None = None
@@ -355,11 +357,9 @@ class Claims(QueueBase):
 
     def is_of(self, job_id: int, *, attempt: int, incarnation: str, host: str, worker: str) -> bool:
         """Whether this slot claimed the attempt. An attempt never moves to another slot."""
-        claimed = sql.is_claimed(job_id, attempt, incarnation)
-        with reading(self._engine) as connection:
-            return bool(
-                connection.scalar(select(exists().where(claimed, JOBS.c.host == host, JOBS.c.worker == worker)))
-            )
+        claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
+        with autocommit(self._engine) as connection:
+            return connection.scalar(*_claimed_by_slot(**claim, host=host, worker=worker)) is not None
 
     def is_settled(
         self, job_id: int, *, attempt: int, reason: str | None, given_back: bool, retried_after: int | None
@@ -368,7 +368,7 @@ class Claims(QueueBase):
 
         `retried_after` is the number of retries before it, if it is to be retried.
         """
-        with reading(self._engine) as connection:
+        with autocommit(self._engine) as connection:
             found = connection.execute(select(JOBS).where(JOBS.c.job_id == job_id)).one_or_none()
         if found is None:
             return False
@@ -487,6 +487,12 @@ def _extend_own_claim(**params: ColumnElement[Any]) -> Executable:
 @Prepared
 def _renew(**params: ColumnElement[Any]) -> Executable:
     return update(JOBS).where(parts.is_held(params)).values(lease_expires_at=params["until"])
+
+
+@Prepared
+def _claimed_by_slot(**params: ColumnElement[Any]) -> Executable:
+    claimed = sql.is_claimed(params["job_id"], params["attempt"], params["incarnation"])
+    return select(JOBS.c.job_id).where(claimed, JOBS.c.host == params["host"], JOBS.c.worker == params["worker"])
 
 
 @Prepared

@@ -24,7 +24,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from gpuwarden.db.transactions import reading
+from gpuwarden.db.transactions import autocommit, reading
 from gpuwarden.job import FRESH_S, ItemOutcome, Move, State
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
@@ -151,7 +151,7 @@ class Counts(QueueBase):
         its = and_(JOBS.c.queue == queue, sql.from_sources(Move.CLAIM), due)
         # In the order of claims, so that both databases use its index.
         some = select(JOBS.c.job_id).where(its).order_by(JOBS.c.priority, JOBS.c.job_id).limit(at_most).subquery()
-        with reading(self._engine) as connection:
+        with autocommit(self._engine) as connection:
             return int(connection.scalar(select(func.count()).select_from(some)) or 0)
 
     def ended(self) -> dict[tuple[str, State], int]:

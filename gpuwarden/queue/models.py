@@ -252,6 +252,27 @@ class Beat(NamedTuple):
     completed: bool = False
 
 
+class Success(NamedTuple):
+    """An attempt that completed, and what is stored with the job. `in_run`: the job is of a run."""
+
+    job_id: int
+    attempt: int
+    result: Result = None
+    reason: str | None = None
+    in_run: bool = False
+
+
+class Completion(NamedTuple):
+    """Whether a job was completed, and the job that was claimed with it.
+
+    `idle`: there was none to claim. The worker claims again after a change.
+    """
+
+    done: bool
+    job: "Job | None" = None
+    idle: bool = False
+
+
 class Renewal(NamedTuple):
     """A claim, and the new length of its lease, seconds."""
 

@@ -1,7 +1,7 @@
 """The queue in one database."""
 
 from collections import Counter
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 from sqlalchemy import Engine, select
 
@@ -39,9 +39,6 @@ class JobStore:
 
     idle_claim_s: Final = 5.0
     """Interval between claims while idle, without a seen change, seconds."""
-
-    claims_with_result: Literal[True] = True
-    """Whether a worker claims its next job with a result."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 
@@ -18,6 +18,7 @@ from gpuwarden.format import error_text, storable, trace_end, trace_of
 from gpuwarden.gateway.client import ANSWER_S, GatewayStore
 from gpuwarden.job import JobId, Phase
 from gpuwarden.queue import Job, ReplacedError, Result, Slot, keep_result
+from gpuwarden.queue.models import Success
 from gpuwarden.queue.outcomes.fatal_errors import COMPLETED_S, FastFailures, is_fatal
 from gpuwarden.reporter import Reporter
 from gpuwarden.state_file import TEXT_MAX
@@ -108,7 +109,7 @@ class Worker:
         self._body = body
         self._quarantine: str | None = None
         self._fast = FastFailures()
-        self._row_due_s = 0.0
+        self._row_due_s = self._claim_due_s = self._quarantine_due_s = 0.0
         self._claimed: Job | None = None
         """The next job, claimed with the last result."""
         self._commands = body if isinstance(body, Commands) else None
@@ -160,7 +161,6 @@ class Worker:
         )
 
     def _next(self, changes: "Changes") -> Job:
-        next_claim_s = 0.0
         changed = False
         while True:
             self._stop.check()
@@ -170,11 +170,13 @@ class Worker:
                 if now_s >= self._row_due_s:
                     self._check_in()
                     self._row_due_s = now_s + self._settings.heartbeat_s
-                if changed or now_s >= next_claim_s:
-                    next_claim_s = now_s + self._store.idle_claim_s
+                if changed or now_s >= self._claim_due_s:
+                    self._claim_due_s = now_s + self._store.idle_claim_s
                     job = self._claim()
                     if job is not None:
                         return job
+                if now_s >= self._quarantine_due_s:
+                    self._quarantine_due_s = now_s + self._store.idle_claim_s
                     self._tell_of_quarantine()
                 changed = changes.wait(IDLE_WAIT_S)
             except DatabaseError as error:
@@ -221,6 +223,7 @@ class Worker:
         bound = log.bind(worker=self._settings.name, job_id=job.job_id, attempt=job.attempt)
         bound.info("job claimed", job_class=job.job_class, model=job.model)
         self._start_job(job)
+        self._claim_due_s = 0.0
         over = threading.Event()
         keeper = self._lease.start(job, over)
         try:
@@ -247,7 +250,7 @@ class Worker:
         if self._commands is not None:
             self._commands.settled()
         self._reporter.end_job()
-        if self._claimed is None:
+        if self._claimed is None and not self._claim_due_s:  # else the result has refreshed the worker's row
             self._lease.see(model=None, completed=outcome.failed is None and not outcome.again)
         if outcome.fatal:
             raise FatalError(f"this process cannot go on: {outcome.failed}")
@@ -397,22 +400,31 @@ class Worker:
     def _complete(self, job: Job, outcome: "_Outcome", *, is_last: bool) -> bool:
         """Complete the job, and claim the next one with it, except when the worker's row is due for a heartbeat."""
         reason = None if outcome.lost is None else f"result kept in part: {outcome.lost}"
-        its: dict[str, Any] = {"incarnation": self._reporter.incarnation, "result": outcome.result, "reason": reason}
         stops = is_last or self._stop.requested or time.monotonic() >= self._row_due_s
-        if stops or not self._store.claims_with_result:
-            return self._store.claims.complete(job.job_id, attempt=job.attempt, now=self._store.now(), **its)
+        if stops:
+            return self._store.claims.complete(
+                job.job_id,
+                attempt=job.attempt,
+                incarnation=self._reporter.incarnation,
+                now=self._store.now(),
+                result=outcome.result,
+                reason=reason,
+            )
         self._lease.claiming()
-        accepted, self._claimed = self._store.claims.complete_and_claim(
-            job,
+        found = self._store.claims.complete_and_claim(
+            Success(job.job_id, job.attempt, outcome.result, reason, in_run=job.run_id is not None),
             queue=self._settings.queue,
             host=self._settings.host,
             worker=self._settings.name,
+            incarnation=self._reporter.incarnation,
             now=self._store.now(),
             lease_s=self._settings.lease_s,
             loaded=self._loaded(),
-            **its,
         )
-        return accepted
+        self._claimed = found.job
+        if found.idle:
+            self._claim_due_s = time.monotonic() + self._store.idle_claim_s
+        return found.done
 
     def _is_settled(self, job: Job, outcome: "_Outcome") -> bool:
         """Whether the queue already has this result, from a commit whose answer was lost."""

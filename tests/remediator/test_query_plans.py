@@ -24,7 +24,7 @@ from gpuwarden.queue.hosts.lost_hosts import LostHosts
 from gpuwarden.queue.hosts.task_orders import TaskOutcome, TaskResult
 from gpuwarden.queue.hosts.tokens import HostTokens, Scope, id_of
 from gpuwarden.queue.items.items import Items
-from gpuwarden.queue.models import Beat, Renewal, SlotClaim
+from gpuwarden.queue.models import Beat, Renewal, SlotClaim, Success
 from gpuwarden.queue.outbox import Outbox
 from gpuwarden.queue.sweeps import Sweeps
 from remediator.executor import housekeeping
@@ -286,7 +286,9 @@ def work(store: JobStore) -> None:
         for _ in range(2):
             job = store.claims.claim(**slot, now=now)
             assert job is not None
-            assert store.claims.complete_and_claim(job, **slot, now=now, loaded=loaded)[0]
+            assert store.claims.complete_and_claim(
+                Success(job.job_id, job.attempt), **slot, now=now, loaded=loaded
+            ).done
 
 
 def tend(store: JobStore) -> None:

@@ -17,6 +17,7 @@ from sqlalchemy import (
     literal_column,
     not_,
     null,
+    or_,
     select,
     true,
 )
@@ -86,9 +87,7 @@ def claim(**params: ColumnElement[Any]) -> Executable:
 @OneTrip
 def complete(**params: ColumnElement[Any]) -> Executable:
     """Complete a job without a run. The row has its id."""
-    # An expression: the plan uses no other index than that of the job's id.
-    slot = [func.coalesce(JOBS.c[name], "") == params[name] for name in ("host", "worker") if name in params]
-    done = _complete(params, *slot)
+    done = _complete(params, *_of_slot(params))
     return select(done.c.job_id).add_cte(_event(params, done))
 
 
@@ -96,10 +95,10 @@ def complete(**params: ColumnElement[Any]) -> Executable:
 def complete_and_claim(**params: ColumnElement[Any]) -> Executable:
     """Complete a job without a run, refresh the worker's row and claim the next job.
 
-    The row has the completed job's id as `done`, and the claimed job.
+    The row has the completed job's id as `done`, whether the worker takes no job as `busy`, and the claimed job.
     """
     row = _lock_row(params)
-    done = _complete(params, exists(select(row.c.worker)))
+    done = _complete(params, *_of_slot(params), exists(select(row.c.worker)))
     drained = parts.is_drained(params)
     other = exists().where(
         sql.running_with(params["host"], params["worker"], params["incarnation"]), JOBS.c.job_id != params["job_id"]
@@ -107,10 +106,15 @@ def complete_and_claim(**params: ColumnElement[Any]) -> Executable:
     taken = _take(params, done, not_(drained), not_(other))
     touch = _touch(params, taken).values(completed_at=params["now"]).where(exists(select(done.c.job_id)))
     one = select(literal_column("1").label("one")).subquery("one")
-    answer = select(done.c.job_id.label("done"), taken)
+    answer = select(done.c.job_id.label("done"), or_(drained, other).label("busy"), taken)
     return answer.select_from(one.outerjoin(done, true()).outerjoin(taken, true())).add_cte(
         _event(params, done), touch.cte("touched")
     )
+
+
+def _of_slot(params: Params) -> list[ColumnElement[bool]]:
+    """The job is of this slot, if one is given. An expression: the plan uses only the index of the job's id."""
+    return [func.coalesce(JOBS.c[name], "") == params[name] for name in ("host", "worker") if name in params]
 
 
 def _lock_row(params: Params, *where: ColumnElement[bool]) -> CTE:

@@ -21,7 +21,7 @@ from sqlalchemy import (
     update,
 )
 
-from gpuwarden.db.transactions import reading, writing
+from gpuwarden.db.transactions import autocommit, writing
 from gpuwarden.job import Move, State
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
@@ -39,7 +39,7 @@ class Batches(QueueBase):
         """Which of these attempts own their jobs, as `Claims.owns`, and are these slots'. One statement."""
         if not claims:
             return set()
-        with reading(self._engine) as connection:
+        with autocommit(self._engine) as connection:
             return set(_holders(connection, claims)).intersection(claims)
 
     def sync(self, host: str, beats: Sequence[Beat], renewals: Sequence[Renewal], *, now: float) -> Synced:

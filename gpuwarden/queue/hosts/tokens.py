@@ -115,7 +115,7 @@ class HostTokens(QueueBase):
         """The scopes of each of these tokens that is valid, by its id."""
         its = HOST_TOKENS.c.token_id.in_(token_ids)
         found = select(HOST_TOKENS.c.token_id, HOST_TOKENS.c.scopes).where(its, valid_after(now))
-        with reading(self._engine) as connection:
+        with autocommit(self._engine) as connection:
             return {row.token_id: frozenset(row.scopes.split(",")) for row in connection.execute(found)}
 
     def see(self, token_ids: Collection[str], now: float) -> None:

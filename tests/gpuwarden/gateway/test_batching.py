@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -13,6 +13,8 @@ from gpuwarden.gateway.operations import (
     BeatOf,
     Claim,
     Complete,
+    CompleteAndClaim,
+    FinishItem,
     Heartbeat,
     Operation,
     Owns,
@@ -30,6 +32,9 @@ def done(result: Any) -> Answer:
     return Answer(status=200, content={"result": result}, outcome="done")
 
 
+CLAIMED: Final = {"attempt": 1, "model": None, "job_class": "gpu"}
+
+
 class Central:
     """A central gateway. A test answers its waits, and sets what else it says."""
 
@@ -42,6 +47,8 @@ class Central:
         self.lost: list[list[int]] = []
         self.draining: list[list[str]] = []
         self.empty = False
+        self.watching = False
+        """New claims join the open watch."""
         self.away = False
         self.broken = False
         self.most = 0
@@ -76,8 +83,15 @@ class Central:
             await self.held.wait()
             return done(None)
         if isinstance(operation, Claim):
-            return done({"job_id": int(operation.worker[1:]), "attempt": 1, "model": None, "job_class": "gpu"})
+            return self.claimed({"job_id": int(operation.worker[1:]), **CLAIMED})
+        if isinstance(operation, CompleteAndClaim):
+            following = None if self.empty else {"job_id": operation.job_id + 100, **CLAIMED}
+            return self.claimed({"done": True, "job": following, "idle": self.empty})
         return done(True)
+
+    def claimed(self, result: Any) -> Answer:
+        watched_by = self.watches[-1][0].name if self.watching and self.watches else None
+        return Answer(status=200, content={"result": result, "watched_by": watched_by}, outcome="done")
 
     async def close(self) -> None:
         pass
@@ -206,6 +220,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages are sent soon."""
     for name, value in {
         "SPARE_S": 0,
+        "LEAST_MARGIN_S": 0,
         "SYNC_S": 0.3,
         "LEAST_S": 0.01,
         "GATHER_S": 0.01,
@@ -269,6 +284,16 @@ def test_renewal_counts_only_while_the_last_confirmed_one_is_younger_than_the_ma
         assert await worker.renew(lease_s=2) is True
 
     played(play)
+
+
+def test_short_lease_can_be_renewed() -> None:
+    async def play(host: Batching, central: Central) -> None:
+        worker = Worker(host, 1)
+        await worker.start(lease_s=3)
+        assert await worker.renew(lease_s=3) is True
+        assert not central.syncs
+
+    assert [each.lease_s for each in played(play).singles if isinstance(each, Claim)] == [8]
 
 
 @pytest.mark.usefixtures("soon")
@@ -348,6 +373,62 @@ def test_lost_claim_is_known_at_once_and_new_claims_are_watched() -> None:
         await asyncio.sleep(0.05)
         assert [await first.owns(), await first.renew(), await second.owns()] == [False, False, True]
         await until(lambda: [each.worker for each in central.watches[-1][0].claims] == ["w2"], "one is left")
+
+    played(play)
+
+
+@pytest.mark.usefixtures("soon")
+def test_claim_that_the_open_watch_includes_needs_no_other() -> None:
+    async def play(host: Batching, central: Central) -> None:
+        first, second = Worker(host, 1), Worker(host, 2)
+        await first.start()
+        await until(lambda: central.watches, "it is watched")
+        central.watching = True
+        await second.start()
+        await asyncio.sleep(0.1)
+        assert len(central.watches) == 1
+        central.watches[0][1].set_result([[2, 1]])
+        await asyncio.sleep(0.05)
+        assert [await first.owns(), await second.owns()] == [True, False]
+        assert [each.worker for each in central.watches[-1][0].claims] == ["w1"]
+
+    played(play)
+
+
+@pytest.mark.usefixtures("soon")
+def test_next_job_of_a_completion_is_held_instead() -> None:
+    async def play(host: Batching, central: Central) -> None:
+        worker = Worker(host, 1)
+        await worker.start()
+        await worker.renew()
+        await worker.beat(model="one")
+        await worker.say(CompleteAndClaim(queue="gpu", lease_s=600, **worker.claim))
+        worker.claim["job_id"] = 101
+        assert [await worker.owns(), await worker.renew()] == [True, True]
+        await until(lambda: central.syncs and central.watches, "both are sent")
+        central.empty = True
+        await worker.say(CompleteAndClaim(queue="gpu", lease_s=600, **worker.claim))
+        await worker.beat()
+        sent = len(central.syncs)
+        await until(lambda: len(central.syncs) > sent, "it is sent")
+
+    central = played(play)
+
+    assert [each.lease_s for each in central.singles if isinstance(each, CompleteAndClaim)] == [630, 630]
+    assert [(each.job_id, each.lease_s) for each in central.syncs[0].renewals] == [(101, 630)]
+    assert central.syncs[0].beats[0].model == "gpu"
+    assert [each.job_id for each in central.watches[-1][0].claims] == [101]
+    assert not central.syncs[-1].renewals
+
+
+@pytest.mark.usefixtures("soon")
+def test_finished_item_leaves_the_claim() -> None:
+    async def play(host: Batching, central: Central) -> None:
+        worker = Worker(host, 1)
+        await worker.start()
+        await worker.say(FinishItem(item="a", **worker.claim))
+        assert await worker.renew() is True
+        assert [type(each) for each in central.singles] == [Register, Claim, FinishItem]
 
     played(play)
 

@@ -78,7 +78,7 @@ def test_hosts_act_for_themselves_only(
 
     stolen: dict[str, Any] = {"attempt": job.attempt, "incarnation": "i1"}
     thief = store.host_tokens.enrol("box3", now=store.now())
-    body = {"worker": "w1", "job_id": job.job_id, **stolen, "lease_s": 9, "reason": "r", "item": "a"}
+    body = {"worker": "w1", "job_id": job.job_id, **stolen, "lease_s": 9, "reason": "r", "item": "a", "queue": "gpu"}
 
     assert not there.claims.complete(job.job_id, **stolen, now=0.0)
     answers = [ask(central, path, body, thief) for path, kind in OPERATIONS.items() if issubclass(kind, OnJob)]
@@ -92,7 +92,10 @@ def test_hosts_act_for_themselves_only(
     lost = [[job.job_id, 1]]
     rows = [row for row in store.admin.workers(now=store.now()) if row.host == "box1"]
     assert ask(central, "sync", sync, thief) == (200, {"result": {"over": [], "draining": [], "lost": lost}})
-    assert ask(central, "watch", {"claims": [of_claim], "timeout_s": 20}, thief) == (200, {"result": lost})
+    assert ask(central, "watch", {"name": "one", "claims": [of_claim], "timeout_s": 20}, thief) == (
+        200,
+        {"result": lost},
+    )
     assert [row for row in store.admin.workers(now=store.now()) if row.host == "box1"] == rows
     assert store.job(job.job_id) == before
 

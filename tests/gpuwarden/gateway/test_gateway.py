@@ -21,6 +21,7 @@ from gpuwarden.gateway.operations import OPERATIONS, OnJob
 from gpuwarden.gateway.wire import BODY_MAX_BYTES, PREFIX, REQUEST_ID, SOCKET_NAME
 from gpuwarden.job import ItemState, State
 from gpuwarden.queue import Job, JobStore, ReplacedError, Submission
+from gpuwarden.queue.models import Completion, Success
 from tests.gpuwarden.gateway.builders import described, documented
 from tests.gpuwarden.worker.builders import Spawn, gateway
 from tests.waiting import eventually
@@ -131,6 +132,40 @@ def test_repeated_request_gets_the_first_answer(rooms: Path, store: JobStore) ->
 
     assert [first, again] == [(200, {"result": True})] * 2
     assert other == (200, {"result": False, "refused": "job"})
+
+
+@pytest.mark.usefixtures("door")
+def test_repeated_completion_gets_the_same_next_job(rooms: Path, store: JobStore) -> None:
+    for _ in range(3):
+        submit(store)
+    job = claim(GatewayStore(rooms / "w2", worker="w2", queue="gpu"))
+    held = {"worker": "w2", "incarnation": "i2", "attempt": 1}
+    body = {**held, "job_id": job.job_id, "queue": "gpu", "lease_s": 600}
+
+    first, again = (post(rooms, "w2", PREFIX + "complete-and-claim", body, "one") for _ in range(2))
+    other = post(rooms, "w2", PREFIX + "complete-and-claim", body, "two")
+
+    assert first == again
+    assert (first[1]["result"]["done"], first[1]["result"]["job"]["job_id"]) == (True, job.job_id + 1)
+    assert other == (200, {"result": None, "refused": "job"})
+    assert [each.state for each in store.jobs()].count(State.RUNNING) == 1
+
+
+@pytest.mark.usefixtures("door")
+def test_next_job_comes_with_the_completion(rooms: Path, store: JobStore) -> None:
+    submit(store)
+    submit(store, model="m2", payload={"a": 1})
+    with_socket = GatewayStore(rooms / "w2", worker="w2", queue="gpu")
+    first = claim(with_socket)
+    its: dict[str, Any] = {"queue": "gpu", "host": "", "worker": "", "incarnation": "i2", "now": 0.0}
+
+    done, second, is_idle = with_socket.claims.complete_and_claim(Success(first.job_id, 1, {"b": 2}), **its)
+
+    assert (done, second, is_idle) == (True, store.job(first.job_id + 1), False)
+    assert (store.job(first.job_id).state, store.job(first.job_id).result) == (State.COMPLETED, {"b": 2})
+    last = Success(first.job_id + 1, 1)
+    assert with_socket.claims.complete_and_claim(last, **its) == Completion(done=True, idle=True)
+    assert with_socket.claims.complete_and_claim(last, **its) == Completion(done=False)
 
 
 @pytest.mark.usefixtures("door")

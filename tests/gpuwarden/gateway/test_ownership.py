@@ -112,6 +112,36 @@ def test_host_is_answered_once_one_of_its_claims_is_lost() -> None:
     assert len(played(play).reads) <= 6
 
 
+def test_new_claim_joins_the_open_question_until_it_is_settled() -> None:
+    async def play(watched: Ownership, queue: Queue) -> None:
+        assert watched.add(CLAIMS[3]) is None
+        asks = asyncio.create_task(watched.lost("box1", CLAIMS[:2], 20, name="one"))
+        await asyncio.sleep(0.3)
+        assert [watched.add(each) for each in CLAIMS[2:5]] == ["one"] * 3
+        watched.drop(CLAIMS[2])
+        queue.owned -= {CLAIMS[2]}
+        await asyncio.sleep(1)
+        assert not asks.done()
+        queue.owned -= {CLAIMS[3]}
+        assert await asks == [CLAIMS[3]]
+        assert set(CLAIMS[:2]) < queue.reads[-1] <= set(CLAIMS[:5])
+
+    played(play)
+
+
+def test_new_questions_cause_no_further_read() -> None:
+    async def play(watched: Ownership, _: Queue) -> None:
+        asks = [asyncio.create_task(watched.lost(f"box{n}", CLAIMS[n : n + 1], 20)) for n in range(1)]
+        await asyncio.sleep(0.05)
+        for n in range(1, 20):
+            asks.append(asyncio.create_task(watched.lost(f"box{n}", CLAIMS[n : n + 1], 20)))
+            await asyncio.sleep(0.05)
+        for each in asks:
+            each.cancel()
+
+    assert len(played(play).reads) <= 3
+
+
 def test_host_gets_no_answer_while_the_queue_cannot_be_read() -> None:
     async def play(watched: Ownership, queue: Queue) -> None:
         queue.away = True

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from gpuwarden.queue import JobStore, claims
+from gpuwarden.queue.models import Completion, Success
 from gpuwarden.queue.schema import JOBS
 from tests.gpuwarden.queue.builders import NOW, claim, submit
 
@@ -32,7 +33,7 @@ def test_common_statements_use_an_index(shared_store: JobStore, postgres_url: st
     job = claim(shared_store)
     shared_store.claims.complete(job.job_id, attempt=1, incarnation="i1", now=NOW)
     slot: dict[str, Any] = {"queue": "gpu", "host": "box1", "worker": "w1", "incarnation": "i1"}
-    assert shared_store.claims.complete_and_claim(job, **slot, now=NOW) == (False, None)
+    assert shared_store.claims.complete_and_claim(Success(job.job_id, 1), **slot, now=NOW) == Completion(done=False)
     shared_store.claims.release(claim(shared_store).job_id, attempt=1, incarnation="i1", now=NOW)
     text, parameters = for_postgresql(
         next(kept for names, kept in attrgetter(statement)(claims).statements.items() if "loaded" not in names),

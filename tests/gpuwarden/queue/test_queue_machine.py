@@ -5,7 +5,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -33,6 +33,7 @@ from gpuwarden.queue import (
     Submission,
     SubmissionError,
 )
+from gpuwarden.queue.models import Success
 from testbed.postgres import Postgres
 from tests.gpuwarden.queue.queue_model import HELD, Model, Place, Task, VisibleEvent
 from tests.races import databases
@@ -289,12 +290,14 @@ class QueueMachine(RuleBasedStateMachine):
         """A worker completes its job with its row and the next claim."""
         how: dict[str, Any] = {"queue": "gpu", **slot(claim.place), "incarnation": claim.incarnation, "now": self.now}
         done = self.model.claims.complete(claim.job_id, **claim.its, now=self.now, result=result)
-        expected = None
+        expected, is_idle = None, False
         if done and self.model.claims.heartbeat(model=None, **how):
             expected = answer(lambda: self.model.claims.claim(**how, loaded="m1"))
-        job = replace(self.store.job(claim.job_id), attempt=claim.attempt)
-        accepted, found = self.store.claims.complete_and_claim(job, **how, loaded="m1", result=result)
-        assert accepted is done
+            is_idle = expected is None
+        in_run = self.store.job(claim.job_id).run_id is not None
+        success = Success(claim.job_id, claim.attempt, result, in_run=in_run)
+        accepted, found, waits = self.store.claims.complete_and_claim(success, **how, loaded="m1")
+        assert (accepted, waits) == (done, is_idle)
         self.claimed(found, expected if isinstance(expected, tuple) else None, claim.incarnation, claim.place)
 
     def ends(self, claim: Claim, act: str, result: Any = None) -> None:

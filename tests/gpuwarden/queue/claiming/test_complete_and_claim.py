@@ -11,6 +11,7 @@ from sqlalchemy import event, select, text, update
 from gpuwarden.db.transactions import reading, writing
 from gpuwarden.job import Kind, State
 from gpuwarden.queue import DrainedError, Job, JobStore, ReplacedError
+from gpuwarden.queue.models import Completion, Success
 from gpuwarden.queue.schema import JOBS, WORKERS
 from tests.gpuwarden.queue.builders import NOW, claim, register, submit
 from tests.waiting import eventually
@@ -22,8 +23,14 @@ LATER = NOW + 10
 
 def turn(store: JobStore, job: Job, **changed: Any) -> tuple[bool, Job | None]:
     """Complete the job of worker `w1` and claim the next."""
-    its = {"queue": "gpu", "host": "box1", "worker": "w1", "incarnation": "i1", "now": LATER, **changed}
-    return store.claims.complete_and_claim(job, **its)
+    found = turn_of(store, job, **changed)
+    return found.done, found.job
+
+
+def turn_of(store: JobStore, job: Job, *, result: Any = None, reason: str | None = None, **changed: Any) -> Completion:
+    its: dict[str, Any] = {"queue": "gpu", "host": "box1", "worker": "w1", "incarnation": "i1", "now": LATER, **changed}
+    success = Success(job.job_id, job.attempt, result, reason, in_run=job.run_id is not None)
+    return store.claims.complete_and_claim(success, **its)
 
 
 def row_of(store: JobStore) -> tuple[str | None, str | None, float, float | None]:
@@ -53,6 +60,31 @@ def test_job_is_completed_and_the_next_one_claimed(store: JobStore) -> None:
     assert (done.claimed_by, done.lease_expires_at) == (None, None)
     assert events(store) == [(first, Kind.COMPLETED, 10)]
     assert row_of(store) == ("m2", None, LATER, LATER)
+
+
+def test_worker_is_idle_only_if_nothing_but_jobs_is_missing(store: JobStore) -> None:
+    register(store, "i1")
+    submit(store)
+    submit(store)
+    found = turn_of(store, claim(store))
+    assert found.idle is False
+    assert found.job is not None
+    store.admin.drain(host="box1", worker="w1")
+    assert turn_of(store, found.job) == Completion(done=True)
+    register(store, "i2")
+    submit(store)
+    assert turn_of(store, claim(store, "i2"), worker="w2", incarnation="i2") == Completion(done=True, idle=True)
+
+
+def test_job_of_another_slot_is_not_completed_with_a_claim(store: JobStore) -> None:
+    """Its worker knows the claim, and took the other's incarnation."""
+    register(store, "i1")
+    store.claims.register("gpu", host="box1", worker="w2", incarnation="i1", now=NOW)
+    submit(store)
+    job = claim(store)
+
+    assert turn_of(store, job, worker="w2") == Completion(done=False)
+    assert store.job(job.job_id) == job
 
 
 def test_last_job_leaves_a_row_without_a_model(store: JobStore) -> None:
