@@ -119,6 +119,12 @@ class _Slot:
     quarantine: Answer | None = None
     """Since that claim."""
 
+    def let_go(self, claim: ClaimOf) -> None:
+        if self.held is not None and self.held.claim == claim:
+            self.held = None
+            if self.beat is not None:
+                self.beat = self.beat.model_copy(update={"model": None})
+
 
 class Batching:
     """An upstream that sends what the slots of a host say together.
@@ -244,8 +250,8 @@ class Batching:
         elif isinstance(operation, Renew) and found is True:
             self._hold(operation, _claim_of(operation), sent_s)
             self._unwatched.set()
-        elif isinstance(operation, OnJob) and operation.ends and found is True:
-            self._let_go(operation)
+        elif isinstance(operation, OnJob) and operation.ends and found is True and operation.worker in self._slots:
+            self._slots[operation.worker].let_go(_claim_of(operation))
 
     def _note_claim(self, operation: Claim | CompleteAndClaim | QuarantineOf, answer: Answer, sent_s: float) -> None:
         if answer.status != 200:
@@ -254,7 +260,8 @@ class Batching:
         if isinstance(operation, CompleteAndClaim):
             if found is None or not found["done"]:
                 return
-            self._let_go(operation)
+            if operation.worker in self._slots:
+                self._slots[operation.worker].let_go(_claim_of(operation))
             found, is_idle = found["job"], found["idle"]
         else:
             is_idle = found is None
@@ -274,13 +281,6 @@ class Batching:
             slot.held.watched_by = answer.content.get(WATCHED_BY)
             if slot.held.watched_by != self._watch_name:
                 self._unwatched.set()
-
-    def _let_go(self, operation: OnJob) -> None:
-        slot = self._slots.get(operation.worker)
-        if slot is not None and slot.held is not None and slot.held.claim == _claim_of(operation):
-            slot.held = None
-            if slot.beat is not None:
-                slot.beat = slot.beat.model_copy(update={"model": None})
 
     def _note_idle(self, operation: Claim | CompleteAndClaim | QuarantineOf, answer: Answer, sent_s: float) -> None:
         slot = self._slots.get(operation.worker)

@@ -253,7 +253,7 @@ class Beat(NamedTuple):
 
 
 class Success(NamedTuple):
-    """An attempt that completed, and what is stored with the job. `in_run`: the job is of a run."""
+    """An attempt that completed, and what is stored with the job."""
 
     job_id: int
     attempt: int
@@ -263,10 +263,7 @@ class Success(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """Whether a job was completed, and the job that was claimed with it.
-
-    `idle`: there was none to claim. The worker claims again after a change.
-    """
+    """Whether a job was completed, and the job that was claimed with it. `idle`: there was none to claim."""
 
     done: bool
     job: "Job | None" = None

@@ -113,7 +113,7 @@ def complete_and_claim(**params: ColumnElement[Any]) -> Executable:
 
 
 def _of_slot(params: Params) -> list[ColumnElement[bool]]:
-    """The job is of this slot, if one is given. An expression: the plan uses only the index of the job's id."""
+    """The job's slot, if given. An expression: the plan uses only the index of the job's id."""
     return [func.coalesce(JOBS.c[name], "") == params[name] for name in ("host", "worker") if name in params]
 
 
