@@ -111,7 +111,7 @@ class Ownership:
             is_newest = self._polls.get(host) is poll
             if is_newest:
                 del self._polls[host]
-        if is_newest and any(self._found(claim) is None for claim in claims):
+        if is_newest and any(self._found(claim) is None for claim in poll.claims.intersection(claims)):
             return None
         return [claim for claim in poll.claims if self._found(claim) is False]
 

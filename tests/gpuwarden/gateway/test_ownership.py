@@ -129,6 +129,17 @@ def test_new_claim_joins_the_open_question_until_it_is_settled() -> None:
     played(play)
 
 
+def test_question_is_answered_although_one_of_its_claims_was_settled() -> None:
+    async def play(watched: Ownership, queue: Queue) -> None:
+        asks = asyncio.create_task(watched.lost("box1", CLAIMS[:2], 2))
+        await asyncio.sleep(0.3)
+        watched.drop(CLAIMS[1])
+        queue.owned -= {CLAIMS[1]}
+        assert await asks == []
+
+    played(play)
+
+
 def test_new_questions_cause_no_further_read() -> None:
     async def play(watched: Ownership, _: Queue) -> None:
         asks = [asyncio.create_task(watched.lost(f"box{n}", CLAIMS[n : n + 1], 20)) for n in range(1)]
