@@ -219,7 +219,9 @@ def make_pods(settings: Settings) -> Pods:
     """
     api = None
     if settings.pods == "api" or (settings.pods == "auto" and settings.node_name):
-        api = Api(kube.connect(settings.kubeconfig), node=settings.node_name, budgets=settings.budget_sources)
+        client = kube.connect(settings.kubeconfig)
+        namespaces = settings.pod_namespaces
+        api = Api(client, node=settings.node_name, budgets=settings.budget_sources, namespaces=namespaces)
     if settings.pod_resources == "auto":
         return Pods(api=api, pod_resources=kubelet.SOCKET, pod_resources_wanted=False)
     return Pods(api=api, pod_resources=None if settings.pod_resources == "none" else Path(settings.pod_resources))

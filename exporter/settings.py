@@ -15,7 +15,7 @@ from gpuwarden.fields import made_from
 from gpuwarden.http.address import checked_address
 from gpuwarden.kube.budget import RESOURCE, BudgetSources
 from gpuwarden.reporter import state_directory
-from gpuwarden.settings import engine, services, split
+from gpuwarden.settings import engine, namespaces, services, split
 
 PREFIX: Final = "GPUWARDEN_EXPORTER_"
 """Prefix of the environment variables."""
@@ -122,6 +122,12 @@ class Settings(BaseSettings):
     budget_annotation: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description="annotations of pods with the budget, after --budget-resource; KAI has gpu-memory",
+    )
+
+    pod_namespaces: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="namespaces whose pods may be evicted, comma-separated or repeated; same for the executor; needs "
+        "--pods api",
     )
 
     nvml: Literal["auto", "on", "off"] = Field(
@@ -339,6 +345,11 @@ class Settings(BaseSettings):
     def budget_sources(self) -> BudgetSources:
         """Where pods declare their VRAM budget."""
         return BudgetSources(resources=self.budget_resource, annotations=self.budget_annotation)
+
+    @field_validator("pod_namespaces", mode="before")
+    @classmethod
+    def _split_namespaces(cls, found: Any) -> Any:
+        return namespaces(found)
 
     @field_validator("docker", "podman")
     @classmethod

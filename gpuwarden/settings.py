@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, CliApp, CliSettingsSource
 
 from gpuwarden.docs_pages import marked
 from gpuwarden.format import Help, Parser, show
+from gpuwarden.kube import pods
 
 DEFAULT_FACTORY_SHOWN = "`/run/gpuwarden`"
 """How help shows a default that depends on the environment."""
@@ -125,6 +126,19 @@ def services(found: Any) -> Any:
         if not _SERVICES.fullmatch(pattern):
             raise ValueError(f"{pattern!r} names no services: wanted are names as 'gpu-worker@*.service', not '*'")
     return patterns
+
+
+def namespaces(found: Any) -> Any:
+    """Check names of Kubernetes namespaces.
+
+    Raises:
+        ValueError: a name is invalid.
+    """
+    names = split(found)
+    for name in names:
+        if not pods.NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a namespace; expected names as 'tenants', not '*'")
+    return names
 
 
 def engine(found: str, *, words: Collection[str]) -> str:

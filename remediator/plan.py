@@ -127,6 +127,7 @@ class ContainerState:
         log_file: its log, if it is a separate file.
         process_group: of its processes, if no cgroup holds them.
         startable: false for processes that a dead worker in no container left.
+        refusal: why it is not managed; "" if its labels do not say more.
     """
 
     kind: str
@@ -145,6 +146,7 @@ class ContainerState:
     log_file: str | None = None
     process_group: int | None = None
     startable: bool = True
+    refusal: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +216,7 @@ class Limits:
     settle_timeout_s: float = 60.0
     restart_timeout_s: float = 120.0
     start_seen_s: float = 2.0
+    pod_ready_timeout_s: float = 600.0
     gpu_lost_s: float = 60.0
     retries_max: int = 3
     requeue_avoid_gpu_s: float = 600.0
@@ -235,6 +238,7 @@ class Facts:
     Args:
         evidence: about a worker.
         server: about a container without a worker.
+        successor: the pod that a controller created in place of an evicted one; it runs once it is ready.
         worker_ended: the exporter's current sample has no such worker: it ended cleanly, or its files are unreadable.
         free_for_s: time the restart has been at its stage; so `settle_for_s`.
         quiet_for_s: time without a failed source.
@@ -254,6 +258,7 @@ class Facts:
     job: JobFacts | None
     job_known: bool
     server: ServerFacts | None = None
+    successor: ContainerState | None = None
     host: HostFacts | None = None
     run: RunFacts | None = None
     worker_ended: bool = False

@@ -82,7 +82,7 @@ class Reason(Code):
     NO_CONTAINER = (
         "no_container",
         "exporter or engine does not show the target's container",
-        "Check that `execute` uses its engine: `--docker`, `--podman` or `--systemd-unit`.",
+        "Check that `execute` uses its engine: `--docker`, `--podman`, `--systemd-unit` or `--pod-namespaces`.",
     )
     CONTAINER_PAUSED = "container_paused", "the container is paused", "Run `docker unpause`."
     UNSTARTABLE = (
@@ -94,7 +94,7 @@ class Reason(Code):
     NOT_MANAGED = (
         "not_managed",
         "the container did not opt in",
-        "Set its label `gpuwarden.managed=true`, if gpuwarden may restart it.",
+        "Set its label `gpuwarden.managed=true`, if gpuwarden may restart it. For a pod: `gpuwarden.io/managed=true`.",
     )
     SHARED_CONTAINER = (
         "shared_container",
@@ -117,11 +117,25 @@ class Reason(Code):
         "the queue does not answer",
         "Check the database, and `--queue-db` of `execute`.",
     )
-    ENGINE_UNREACHABLE = "engine_unreachable", "the container engine does not answer", "Check Docker or Podman."
+    ENGINE_UNREACHABLE = (
+        "engine_unreachable",
+        "the container engine does not answer",
+        "Check Docker, Podman or the Kubernetes API.",
+    )
     DRIVER_UNREACHABLE = (
         "driver_unreachable",
         "the exporter or GPU driver does not list the running processes",
         "Check the exporter, and `nvidia-smi`.",
+    )
+    DISRUPTION_BUDGET = (
+        "disruption_budget",
+        "a PodDisruptionBudget does not allow the eviction now",
+        "Wait until more of its pods are healthy, or relax the budget that the message names.",
+    )
+    EVICTION_FORBIDDEN = (
+        "eviction_forbidden",
+        "the Kubernetes API does not allow the eviction to the executor's account",
+        "Correct the Role that the message names, or remove the namespace from `--pod-namespaces`.",
     )
     STOPPING = (
         "stopping",

@@ -49,8 +49,9 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             ((each.container.name,), None if each.container.managed is None else float(each.container.managed))
             for each in found
         ),
-        source="label `gpuwarden.managed`, by its engine's API",
-        absent="kind is not docker or podman",
+        source="label `gpuwarden.managed`, by its engine's API; for a pod its labels and controller, and "
+        "`--pod-namespaces`",
+        absent="kind is not docker, podman or kubernetes, or `--pods` is not `api`",
     )
     for name, help_text, value, source, absent in (
         (
@@ -344,7 +345,7 @@ def _vram_budgets(snapshot: Snapshot) -> Iterable[Metric]:
             if each.budget.budget_bytes is not None
         ),
         source="labels `gpuwarden.managed` and `gpuwarden.vram-protected`, AutoRemove and state, by its engine's API; "
-        "worker files",
+        "a pod's labels and controller, and `--pod-namespaces`; worker files",
         absent=_NO_BUDGET,
     )
     yield gauge(

@@ -53,8 +53,10 @@ def is_recycle_candidate(its: VramBudget) -> bool:
 def may_recycle(place: ContainerEvidence, snapshot: Snapshot) -> bool:
     """Whether a container may be recycled now. If it has workers, their jobs decide."""
     workers = () if snapshot.workers is None else snapshot.workers.workers
-    holds_workers = any(each.container_id == place.container.id for each in workers)
-    return place.container.vram_budget.recyclable and not place.container.paused and not holds_workers
+    if not place.container.vram_budget.recyclable or place.container.paused:
+        return False
+    ends = {each.container.id for each in snapshot.containers if each.container.unit == place.container.unit}
+    return all(each.container_id not in ends for each in workers)
 
 
 def pod_budget(pod: Mapping[str, Any], sources: BudgetSources) -> VramBudget:

@@ -38,8 +38,10 @@ def may_have_unknown_workers(container: Container, workers: WorkerReadings, cont
 
 
 def count_workers(container: Container, workers: WorkerReadings, running: Iterable[Container]) -> int | None:
-    """Count a container's workers, also dead ones; `None` if some may be unknown."""
-    count = sum(each.container_id == container.id for each in workers.workers)
+    """Count the workers that end with a container, also dead ones; `None` if some may be unknown."""
+    running = list(running)
+    ends = {container.id, *(each.id for each in running if each.unit == container.unit)}
+    count = sum(each.container_id in ends for each in workers.workers)
     return count if count or not may_have_unknown_workers(container, workers, running) else None
 
 

@@ -137,13 +137,15 @@ def _message(unknown: object) -> str | None:
 def _live_workers_in(
     place: ContainerEvidence, sighting: WorkerReading, workers: WorkerReadings, snapshot: Snapshot
 ) -> int | None:
-    """Count a container's live workers; `None` if some may be unknown."""
+    """Count the live workers that end with a container; `None` if some may be unknown."""
     if may_have_unknown_workers(place.container, workers, (each.container for each in snapshot.containers)):
         return None
     if sighting.alive is False and place.container.kind == "process":
         dead = snapshot.dead_processes.get(sighting.worker.worker)
         return None if dead is None else dead.live_workers
-    return sum(each.alive is True and snapshot.container_of(each) is place for each in workers.workers)
+    unit = place.container.unit
+    homes = (snapshot.container_of(each) for each in workers.workers if each.alive is True)
+    return sum(home is not None and home.container.unit == unit for home in homes)
 
 
 def _driver_pids(snapshot: Snapshot) -> dict[str, list[int] | None] | None:

@@ -124,6 +124,7 @@ def _refused(action: str, error: Any) -> KubeError:
     wait = details.get("retryAfterSeconds") or (error.headers or {}).get("Retry-After")
     advice = _ADVICE.get(error.status, "")
     why = said.get("message") or error.reason or "no reason given"
+    why = " ".join([why, *(each["message"] for each in causes if each.get("message", why) not in why)])
     return KubeError(
         f"cannot {action}: HTTP {error.status}: {why}" + (f"; {advice}" if advice else ""),
         status=error.status,

@@ -33,7 +33,7 @@ from remediator.executor.lock import ExecutorLock
 from remediator.executor.pace import Pace
 from remediator.executor.perform import Performer
 from remediator.executor.process_episode import EpisodeProcessor
-from remediator.executor.stages import CaptureBeforeStop, CheckSilences, Hold, RecordWait
+from remediator.executor.stages import CaptureBeforeStop, CheckSilences, CheckStop, Hold, RecordWait
 from remediator.executor.timers import Timers
 from remediator.executor.waits import WaitRecorder
 from remediator.ledger.ledger import Ledger
@@ -162,6 +162,7 @@ class Executor:
         )
         hold = Hold(ledger, host=host, limits=limits)
         silences = CheckSilences(clients.silences, limits=limits)
+        check_stop = CheckStop(clients.actuators, timers, self.clock)
         capture = CaptureBeforeStop(ledger, clients.capture_runner, timers)
         return EpisodeProcessor(
             ledger,
@@ -170,7 +171,7 @@ class Executor:
             performer=performer,
             waits=waits,
             hold=hold,
-            stages=(hold, silences, RecordWait(waits, timers), capture),
+            stages=(hold, silences, check_stop, RecordWait(waits, timers), capture),
             is_closing=self._closing.is_set,
             pause=self._pause,
         )

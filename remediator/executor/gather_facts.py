@@ -6,8 +6,10 @@ from typing import Final
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.evidence import ContainerFacts, ServerFacts, WorkerFacts
+from gpuwarden.kube import pods
+from gpuwarden.kube.pods import Handle
 from gpuwarden.procfs import ProcessId
-from remediator.actuators import ENGINES, Actuator
+from remediator.actuators import ENGINES, Actuator, Evicts
 from remediator.actuators.process import ORPHANS, orphans_handle
 from remediator.clients.exporter import ExporterClient, WorkerUnseenError
 from remediator.clients.job_queue import Queue
@@ -20,6 +22,7 @@ from remediator.executor.timers import Timers
 from remediator.ledger.ledger import Ledger
 from remediator.plan import ContainerState, Episode, Facts, HostFacts, JobFacts, Limits, RunFacts, Stage, Subject
 from remediator.remedies.guards import Orders
+from remediator.remedies.restart import SEEN_DEAD
 
 FACTS_S: Final = 30.0
 """Older facts are read again before any action, seconds. Suspended time counts."""
@@ -62,6 +65,7 @@ class FactsReader:
         evidence, worker_ended = self._evidence(episode, unknown)
         server = self._server(episode, unknown)
         container, container_known = self._container(episode, evidence or server, unknown)
+        successor = None if container else self._successor(episode, unknown)
         job, job_known = self._job(episode, unknown)
         now_s = self._clock.now_s()
         timers = self._timers.of(episode.episode_id)
@@ -77,7 +81,7 @@ class FactsReader:
         stuck_since_s = now_s if timers.stuck_since_s is None else timers.stuck_since_s
         free_since_s = timers.stage_since_s(episode.free, now_s)
         settle_since_s = timers.stage_since_s(episode.settle, now_s)
-        up_since_s = timers.up_since_s(container, now_s)
+        up_since_s = timers.up_since_s(container or successor, now_s)
         warned_since_s = timers.warned_at_s(episode.free, now_s)
         limits = self._limits.limits_of(episode.remedy)
         listener, deaf = _find_signal_target(limits, episode, evidence, container)
@@ -91,6 +95,7 @@ class FactsReader:
             job=job,
             job_known=job_known,
             server=server,
+            successor=successor,
             worker_ended=worker_ended,
             free_for_s=now_s - self._clock.since(free_since_s, now_s),
             settle_for_s=now_s - self._clock.since(settle_since_s, now_s),
@@ -195,11 +200,13 @@ class FactsReader:
             group = episode.free.data.get("cgroup")
         elif evidence is not None and evidence.container_kind and evidence.container_id and evidence.container:
             kind, group = evidence.container_kind, None
-            handle = evidence.container if kind == "process" else evidence.container_id
+            handle = _handle(kind, evidence.container, evidence.container_id, evidence.container_incarnation)
             if isinstance(evidence, WorkerFacts) and evidence.alive is False and self._is_unlisted(kind, handle):
                 return self._orphans(evidence, unknown)
         elif evidence is not None and (accused := _container_id_in_alert(episode)) is not None:
             return self._find_container(accused, unknown)
+        elif evidence is not None and (pod := _pod_in_alert(episode)) is not None:
+            kind, handle, group = pods.KIND, str(pod), None
         else:
             return None, False
         actuator = self._actuators.get(kind)
@@ -211,6 +218,20 @@ class FactsReader:
         except GpuwardenError as error:
             unknown.append(str(error))
             return None, False
+
+    def _successor(self, episode: Episode, unknown: list[str]) -> ContainerState | None:
+        """Find the pod that replaces an evicted one."""
+        free = episode.free
+        if free is None or free.stage not in (*SEEN_DEAD, Stage.ABANDONED) or free.data.get("others") is None:
+            return None
+        actuator = self._actuators.get(free.data["kind"])
+        if not isinstance(actuator, Evicts):
+            return None
+        try:
+            return actuator.find_successor(free.data["handle"], others=free.data["others"])
+        except GpuwardenError as error:
+            unknown.append(str(error))
+            return None
 
     def _is_unlisted(self, kind: str, handle: str) -> bool:
         """Whether this is a process that is not supervised."""
@@ -277,6 +298,18 @@ def _find_signal_target(
         return signal_worker.find(evidence.worker_pid, signal, among=container.pids, seen_s_ago=seen_s_ago), ""
     except signal_worker.WarningError as error:
         return None, str(error)
+
+
+def _handle(kind: str, name: str, container_id: str, incarnation: str | None) -> str:
+    """The handle of a container that the exporter names."""
+    if kind == pods.KIND:
+        return str(Handle.of(name, incarnation or "") or container_id)
+    return name if kind == "process" else container_id
+
+
+def _pod_in_alert(episode: Episode) -> Handle | None:
+    """The pod in the alert of an episode without a worker, if any."""
+    return None if episode.subject is Subject.WORKER else Handle.of(episode.worker, episode.incarnation or "")
 
 
 def _container_id_in_alert(episode: Episode) -> str | None:

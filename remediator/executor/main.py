@@ -11,6 +11,7 @@ from gpuwarden.db.engine import connect, is_shared
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.fields import made_from
 from gpuwarden.kube import api as kube_api
+from gpuwarden.kube import pods
 from gpuwarden.reporter import host_key
 from gpuwarden.supervisor import files
 from remediator.actuators import Actuator
@@ -66,6 +67,8 @@ def execute(settings: ExecuteSettings) -> None:
         }
         if settings.systemd_unit:
             actuators["systemd"] = SystemdActuator(settings.systemd_unit)
+        if settings.pod_namespaces:
+            actuators[pods.KIND] = _pods(settings)
         actuators["process"] = ProcessActuator(settings.runtime_dir)
         actuators[ORPHANS] = OrphanActuator()
         silences = None
@@ -139,6 +142,15 @@ def _seat_keeper(settings: ExecuteSettings, exporter: ExporterClient, lock: Exec
             several_gpus=settings.seats_several_gpus,
         ),
         may_act=lambda: acts and not lock.lost,
+    )
+
+
+def _pods(settings: ExecuteSettings) -> Actuator:
+    connection = kube_api.connect()
+    from remediator.actuators.kubernetes import KubernetesActuator  # noqa: PLC0415 - slow to import
+
+    return KubernetesActuator(
+        connection, node=settings.node_name, namespaces=settings.pod_namespaces, by=settings.evict
     )
 
 

@@ -10,7 +10,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import State
 from gpuwarden.queue import Slot
 from remediator import plan
-from remediator.actuators import Actuator, Announces
+from remediator.actuators import Actuator, Announces, Evicts
 from remediator.clients.job_queue import Queue
 from remediator.executor import signal_worker
 from remediator.executor.clock import SuspendAwareClock
@@ -221,11 +221,15 @@ class Performer:
             return  # it stopped or restarted since the facts were read
         # Keep the pids of earlier tries: a process may leave its cgroup before the driver frees its memory.
         had = intent.data.get("pids", [])
-        data = {
+        data: dict[str, Any] = {
             "pids": sorted(before.pids.union(had)),
             "cgroup": before.cgroup or intent.data.get("cgroup"),
             "tries": tries,
         }
+        if isinstance(actuator, Evicts) and "others" not in intent.data:
+            others = actuator.list_others(handle)
+            data["others"] = None if others is None else sorted(others)
+            data["pids"] = sorted(actuator.list_pids(handle).union(data["pids"]))
         if self._advance(episode, intent, stage, "stop", step.message, act="decided", data=data):
             # Check again: the commit may have been slow, and the engine stops any incarnation of the handle.
             still = actuator.look(handle)

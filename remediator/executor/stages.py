@@ -1,22 +1,29 @@
 """The stages between a decision and its action: hold, silences, record of a wait, capture."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
+from gpuwarden.errors import GpuwardenError
 from remediator import plan
+from remediator.actuators import Actuator, Evicts, NotAllowedError
 from remediator.capture.capture import CaptureRunner
 from remediator.clients.alertmanager import Silences
+from remediator.executor.clock import SuspendAwareClock
 from remediator.executor.limits import RemedyLimits
 from remediator.executor.timers import Timers
 from remediator.executor.waits import WaitRecorder
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Episode, Facts, Stage
+from remediator.reasons import Reason
 from remediator.remedies import guards, restart
 
 log: Final = structlog.get_logger("executor")
+
+CHECK_STOP_S: Final = 5.0
+"""Interval between questions whether a held stop is allowed, seconds."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,36 @@ class CheckSilences:
         if silenced is None and begins and result.unknown:
             log.warning("silences unknown, action continues", reason=result.unknown)
         return silenced or step
+
+
+class CheckStop:
+    """Replaces the stop of a pod by a wait while the API does not allow an eviction."""
+
+    def __init__(self, actuators: Mapping[str, Actuator], timers: Timers, clock: SuspendAwareClock) -> None:
+        self._actuators = actuators
+        self._timers = timers
+        self._clock = clock
+
+    def __call__(self, facts: Facts, step: plan.Step) -> plan.Step:
+        """Check a stop."""
+        free, timers = facts.episode.free, self._timers.of(facts.episode.episode_id)
+        actuator = None if free is None else self._actuators.get(free.data["kind"])
+        if not isinstance(step, plan.Stop) or free is None or not isinstance(actuator, Evicts):
+            return step
+        now_s = self._clock.now_s()
+        if timers.stop_held is not None and now_s < timers.stop_held[1]:
+            return timers.stop_held[0]
+        timers.stop_held = None
+        try:
+            actuator.check_stop(free.data["handle"])
+        except NotAllowedError as error:
+            held = plan.Wait(reason=error.reason, message=str(error))
+        except GpuwardenError as error:
+            held = plan.Wait(reason=Reason.ENGINE_UNREACHABLE, message=f"unknown whether a stop is allowed: {error}")
+        else:
+            return step
+        timers.stop_held = held, now_s + CHECK_STOP_S
+        return held
 
 
 class RecordWait:

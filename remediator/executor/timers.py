@@ -3,7 +3,7 @@
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from remediator.plan import ContainerState, Intent, Kind, Stage
+from remediator.plan import ContainerState, Intent, Kind, Stage, Wait
 
 
 @dataclass(kw_only=True)
@@ -22,6 +22,9 @@ class EpisodeTimers:
 
     refusals: set[str] = field(default_factory=set)
     """The steps refused since then and recorded."""
+
+    stop_held: tuple[Wait, float] | None = None
+    """Why a stop is not allowed, and until when that counts."""
 
     stopped_at_s: float | None = None
     counted_at_s: float | None = None

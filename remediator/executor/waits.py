@@ -16,6 +16,7 @@ _HELD: Final = frozenset(
     {
         *(Reason.APPROVAL, Reason.CIRCUIT_BREAKER, Reason.DECLINED, Reason.DRY_RUN),
         *(Reason.PAUSED, Reason.SILENCED, Reason.SILENCES_UNKNOWN, Reason.GRACE_PERIOD),
+        *(Reason.DISRUPTION_BUDGET, Reason.EVICTION_FORBIDDEN),
     }
 )
 """Waits during which the fault may be unconfirmed."""

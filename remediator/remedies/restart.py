@@ -77,7 +77,7 @@ def _start_stopped(facts: Facts, free: Intent) -> Step:
     """Start only a container that gpuwarden ended."""
     container = facts.container
     if container is None:
-        return _await_successor(facts, free)
+        return _await_pod(facts, free) if "others" in free.data else _await_successor(facts, free)
     if not container.startable:
         message = "nothing is known to start this worker: start it, if you need it"
         return Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.ENDED_ELSEWHERE, message=message)
@@ -110,6 +110,26 @@ def _await_successor(facts: Facts, free: Intent) -> Step:
     if timed_out(facts, facts.free_for_s):
         return _abandoned(Reason.CONTAINER_GONE, message)
     return Wait(reason=Reason.CONTAINER_GONE, message=message)
+
+
+def _await_pod(facts: Facts, free: Intent) -> Step:
+    """Wait until the controller of an evicted pod has another one ready."""
+    new = facts.successor
+    if free.data["others"] is None:
+        message = "the pod is gone, and it has no controller that replaces it"
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.CONTAINER_GONE, message=message)
+    if new is not None and new.running:
+        if facts.runs_for_s < facts.limits.start_seen_s:
+            message = f"pod {new.name} is ready; it must be so for {facts.limits.start_seen_s:g} s"
+            return Wait(reason=Reason.STABILIZING, message=message)
+        message = f"pod {new.name} replaces it and is ready"
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.DONE, message=message)
+    message = "its controller has created no other pod yet"
+    if new is not None:
+        message = f"pod {new.name} replaces it and is not ready: {new.unstartable}"
+    if min(facts.free_for_s, facts.quiet_for_s) >= facts.limits.pod_ready_timeout_s:
+        return _not_started(f"{message}, after {facts.limits.pod_ready_timeout_s:.0f} s")
+    return Wait(reason=Reason.STARTING, message=message)
 
 
 def _is_settled(facts: Facts) -> bool:
@@ -203,7 +223,10 @@ def doubt_container(facts: Facts) -> Finding | None:
     """Return why its engine forbids an act on the container, read again before each act."""
     container = facts.container
     if container is not None and not container.managed:
-        return Finding(doubt=Doubt.NOT_MANAGED, message=f"container {container.name} is not managed")
+        return Finding(
+            doubt=Doubt.NOT_MANAGED,
+            message=f"container {container.name} is not managed{container.refusal and ': '}{container.refusal}",
+        )
     if container is not None and container.paused:
         return Finding(doubt=Doubt.CONTAINER_PAUSED, message="the container is paused")
     if container is not None and container.unstartable and is_untouched(facts):
@@ -224,6 +247,7 @@ def close(facts: Facts, free: Intent) -> Step:
     settle = facts.episode.settle
     if free.stage is Stage.DONE:
         runs = _has_successor(facts, free) or (facts.container is not None and facts.container.running)
+        runs = runs or (facts.successor is not None and facts.successor.running)
         done = "it was restarted" if runs else "it stays down, as others left it"
         job = "its job is settled" if _is_settled(facts) else "it had no job to settle"
         return Close(outcome=Outcome.FIXED, reason=Reason.DONE, message=f"{done}, and {job}")
@@ -237,7 +261,7 @@ def close(facts: Facts, free: Intent) -> Step:
 
 
 def _runs_again(facts: Facts, free: Intent) -> bool:
-    container = facts.container
+    container = facts.container or facts.successor
     if container is None or not container.running or container.incarnation == free.key or container.starting:
         return False
     return facts.runs_for_s >= facts.limits.start_seen_s

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from gpuwarden.evidence import ServerFacts
 from gpuwarden.job import Condition
+from gpuwarden.kube import pods
 from remediator.plan import (
     Advance,
     Begin,
@@ -107,7 +108,7 @@ def _close_ended(facts: Facts) -> Close:
 
 def _begin(facts: Facts, condition: Condition, container: ContainerState, seen: ServerFacts, figures: str) -> Step:
     if not container.managed:
-        message = f"container {container.name} is not managed: nothing is done to it"
+        message = f"container {container.name} is not managed: {container.refusal or 'nothing is done to it'}"
         return Close(outcome=Outcome.REFUSED, reason=Reason.NOT_MANAGED, message=message)
     if container.vanishes:
         message = f"container {container.name} is removed when it ends (--rm): it cannot be started again"
@@ -120,7 +121,10 @@ def _begin(facts: Facts, condition: Condition, container: ContainerState, seen: 
     if not facts.armed:
         if facts.episode.dry_run_recorded:
             return Wait(reason=Reason.DRY_RUN, message="dry run: would act")
-        return WouldAct(message=f"would stop {container.name} and start it: {figures}")
+        act = f"stop {container.name} and start it"
+        if container.kind == pods.KIND:
+            act = f"evict the pod of {container.name}"
+        return WouldAct(message=f"would {act}: {figures}")
     return Begin(
         condition=condition,
         free_key=container.incarnation,

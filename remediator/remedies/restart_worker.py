@@ -12,6 +12,7 @@ from typing import Final
 
 from gpuwarden.evidence import WorkerFacts
 from gpuwarden.job import MOVES, Condition, Move, State
+from gpuwarden.kube import pods
 from remediator.plan import (
     Advance,
     Begin,
@@ -176,6 +177,8 @@ def _actions(container: ContainerState) -> str:
         return f"end the processes {sorted(container.pids)} that it left, and settle" if container.pids else "settle"
     if container.left_down:
         return "settle and leave it down"
+    if container.kind == pods.KIND:
+        return f"evict the pod of {container.name} and settle"
     return f"stop {container.name}, settle and {'leave its start to others' if container.vanishes else 'start'}"
 
 
@@ -219,7 +222,7 @@ def _reason_to_close(facts: Facts, evidence: WorkerFacts) -> tuple[Reason, str] 
 
 def _check_container(facts: Facts, container: ContainerState, evidence: WorkerFacts) -> Step | None:
     if not container.managed:
-        message = f"container {container.name} is not managed: nothing is done to it"
+        message = f"container {container.name} is not managed: {container.refusal or 'nothing is done to it'}"
         return Close(outcome=Outcome.REFUSED, reason=Reason.NOT_MANAGED, message=message)
     if container.paused:
         message = f"container {container.name} is paused: unpause it first"

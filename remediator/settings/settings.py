@@ -17,7 +17,7 @@ from pydantic_settings import (
 
 from gpuwarden.job import AVOID_S, WATCHDOG_RETRIES_MAX
 from gpuwarden.reporter import state_directory
-from gpuwarden.settings import engine, services, split
+from gpuwarden.settings import engine, namespaces, services, split
 from remediator.payload import ALERTS_MAX
 from remediator.remedies.wrangle import ACTIVATION, MIGRATIONS_MAX, TIMEOUT_S
 from remediator.seats import NODE_LABELS, RESERVE_MIB, RESOURCE
@@ -260,6 +260,22 @@ class ExecuteSettings(CommonSettings):
         default=None,
         description="authorities that signed the certificate of --gateway; default: those of the system",
     )
+    pod_namespaces: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="namespaces whose pods may be evicted, comma-separated or repeated; same for the exporter; needs "
+        "--node-name (docs/how-to/evict-pods.md)",
+    )
+    evict: Literal["evict", "delete"] = Field(
+        default="evict",
+        description="how a pod is ended: 'evict' waits for PodDisruptionBudgets, 'delete' ignores them",
+    )
+    pod_ready_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        le=86400,
+        description="time for the controller of an evicted pod to have another one ready, seconds; after that, an "
+        "alert fires",
+    )
     interval_s: float = Field(
         default=1.0,
         gt=0,
@@ -391,6 +407,11 @@ class ExecuteSettings(CommonSettings):
             raise ValueError("--gateway needs --task-dir: its orders are to end tasks")
         return self
 
+    @field_validator("pod_namespaces", mode="before")
+    @classmethod
+    def _split_namespaces(cls, found: Any) -> Any:
+        return namespaces(found)
+
     @field_validator("systemd_unit", mode="before")
     @classmethod
     def _split_units(cls, found: Any) -> Any:
@@ -403,6 +424,12 @@ class ExecuteSettings(CommonSettings):
         by_tls = (self.exporter_ca_file, self.exporter_server_name, self.exporter_cert_file)
         if any(by_tls) and not self.exporter.startswith("https://"):
             raise ValueError("--exporter-ca-file, -server-name and -cert-file need --exporter https://127.0.0.1:PORT")
+        return self
+
+    @model_validator(mode="after")
+    def _check_node_name(self) -> Self:
+        if self.pod_namespaces and not self.node_name:
+            raise ValueError("--pod-namespaces needs --node-name: only pods of this node are evicted")
         return self
 
     @model_validator(mode="after")

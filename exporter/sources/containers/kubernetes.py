@@ -23,6 +23,7 @@ from exporter.sources.containers import kubelet
 from exporter.sources.containers.poller import Listener, Listing
 from gpuwarden import cgroup, gpu_names, procfs
 from gpuwarden.kube import api as kube
+from gpuwarden.kube import pods
 from gpuwarden.kube.budget import BudgetSources
 
 LOGS: Final = Path("/var/log/containers")
@@ -72,6 +73,7 @@ class PodContainer:
     image: str | None = None
     gpu_resources: tuple[str, ...] | None = None
     vram_budget: VramBudget = field(default_factory=VramBudget)
+    managed: bool | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -82,12 +84,13 @@ class PodContainer:
 class Api:
     """Lists the pods of one node. `client` is a `kubernetes.client.ApiClient`."""
 
-    def __init__(self, client: Any, *, node: str, budgets: BudgetSources) -> None:
+    def __init__(self, client: Any, *, node: str, budgets: BudgetSources, namespaces: Collection[str] = ()) -> None:
         from kubernetes.client import CoreV1Api  # noqa: PLC0415 - slow, and only for this source
 
         self._core = CoreV1Api(client)
         self._node = node
         self._budgets = budgets
+        self._namespaces = namespaces
 
     def containers(self) -> list[PodContainer]:
         """The running containers.
@@ -106,17 +109,24 @@ class Api:
                     _request_timeout=TIMEOUT_S,
                 )
             )
-        return [each for pod in found["items"] for each in running_containers(pod, self._budgets)]
+        items = found["items"]
+        return [each for pod in items for each in running_containers(pod, self._budgets, self._namespaces)]
 
 
-def running_containers(pod: dict[str, Any], budgets: BudgetSources) -> list[PodContainer]:
-    """The running containers of a pod (Kubernetes API, Pod v1). One of them has the VRAM budget of the pod."""
+def running_containers(
+    pod: dict[str, Any], budgets: BudgetSources, namespaces: Collection[str] = ()
+) -> list[PodContainer]:
+    """The running containers of a pod (Kubernetes API, Pod v1). One of them has the VRAM budget of the pod.
+
+    Pods of `namespaces` may be evicted.
+    """
     about, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
     specs = {
         each["name"]: each
         for kind in ("initContainers", "containers", "ephemeralContainers")
         for each in spec.get(kind) or []
     }
+    managed = not pods.refusal(about, namespaces)
     found = []
     for kind in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
         for each in status.get(kind) or []:
@@ -135,9 +145,11 @@ def running_containers(pod: dict[str, Any], budgets: BudgetSources) -> list[PodC
                     restarts=int(each["restartCount"]),
                     image=its.get("image"),
                     gpu_resources=tuple(filter(GPU_RESOURCE.fullmatch, limits)),
+                    managed=managed,
                 )
             )
-    budget = vram_budgets.pod_budget(pod, budgets)
+    recyclable = managed and not pods.is_protected(about)
+    budget = replace(vram_budgets.pod_budget(pod, budgets), recyclable=recyclable)
     holder = next((each for each in found if each.gpu_resources), found[0] if found else None)
     return [replace(each, vram_budget=budget) if each is holder else each for each in found]
 
@@ -312,12 +324,13 @@ class Pods(Listener):
         return Container(
             kind=KUBERNETES,
             id=pod.id,
-            name=f"{pod.namespace}/{pod.pod}/{pod.name}",
-            incarnation=f"{pod.uid}@{pod.id}@{pod.restarts}",
+            name=pods.container_name(pod.namespace, pod.pod, pod.name),
+            incarnation=pods.incarnation(pod.uid, pod.id, pod.restarts),
             pid=pid,
             gpu_request=request,
             image=pod.image,
             vram_budget=pod.vram_budget,
+            managed=pod.managed,
             namespace=pod.namespace,
             pod=pod.pod,
             group=str(group),

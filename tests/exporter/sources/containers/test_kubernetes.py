@@ -329,6 +329,7 @@ def test_container_of_a_pod_has_its_name_and_budget_from_the_api(host: Host, clu
         gpu_request=("nvidia.com/gpu",),
         image="llm:1",
         vram_budget=VramBudget(budget_bytes=3000 * build.MIB),
+        managed=False,
         namespace="ml",
         pod="llm-0",
         group=f"{host.top}/{GROUP}/cri-containerd-{ID}.scope",
