@@ -257,6 +257,25 @@ def test_kernel_thread_is_not_a_task(
     refused(folder, says=f"process {task.pid} is a kernel thread")
 
 
+def test_process_that_ends_while_its_user_is_read_is_not_the_tasks(
+    folder: Path, start: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user may be that of the next process with the pid."""
+    task = start()
+    write(folder, task.pid)
+    uid, reads = procfs.real_uid(task.pid), list[int]()
+
+    def ending(pid: int) -> int:
+        reads.append(pid)
+        if len(reads) == 2:
+            task.kill()
+        return uid
+
+    monkeypatch.setattr(procfs, "real_uid", ending)
+
+    refused(folder, says=f"process {task.pid} or {task.pid} ended during the checks")
+
+
 def test_pid_that_was_used_again_after_the_checks_is_not_signalled(
     folder: Path, start: Callable[..., Group], monkeypatch: pytest.MonkeyPatch
 ) -> None:
