@@ -177,7 +177,8 @@ class HostFacts:
     """What other hosts know about a silent host.
 
     Args:
-        shows_life: its executor has a recent new heartbeat.
+        shows_life: its executor has a recent new heartbeat, or the gateway heard it lately.
+        lost: a central gateway has marked it as lost; `None` if no gateway decides about it.
         silent_for_s: time this executor has observed no new heartbeat, seconds.
         accused: number of silent hosts, including it.
         alive: number of live hosts, including ours.
@@ -186,6 +187,7 @@ class HostFacts:
 
     jobs: tuple[HeldJob, ...]
     shows_life: bool
+    lost: bool | None = None
     silent_for_s: float
     accused: int
     alive: int

@@ -98,7 +98,7 @@ def settings_page() -> str:
             "",
             "## Both processes",
             "",
-            "Set the same values for both. Of `--host-lost-after-s` and `--wrangle-activation` the larger one applies.",
+            "Set the same values for both. Of `--wrangle-activation` the larger one applies.",
             *tables(CommonSettings, {"runtime_dir": "Common settings"}, level="###"),
             "## serve",
             *tables(ServeSettings, SERVE, level="###", but=CommonSettings.model_fields),

@@ -6,6 +6,7 @@ Only what programs do is simulated. The exporter's pure modules and collectors m
 import math
 from collections.abc import Container as Names
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -23,6 +24,7 @@ from exporter.evidence.work_history import HEAVY_FAULTS_PER_S, HEAVY_IO_BYTES_PE
 from exporter.model.container import Container
 from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
+from gpuwarden.queue.hosts.silence import SeenHost, decide
 from gpuwarden.queue.items.tally import RunTally, WorkerTally
 from gpuwarden.state_file import Stamp
 from remediator.plan import Limits
@@ -36,8 +38,12 @@ AFTERWARDS_S: Final = int(30 + WORK_WINDOW_S + Thresholds.gap_max_s)
 """And until this long after a change, when the evidence is steady again."""
 SCRAPED: Final = ("watched", "clock set", "rebooted")
 """Hosts whose scrapes succeed."""
+LOOK_S: Final = 5
 BLIND: Final = ("unwatched", "frozen", "asleep")
 """Hosts whose exporter does not sample."""
+
+JOB: Final = ("job", "gpuwarden-exporter")
+LOST: Final = "gpuwarden_gateway_host_lost"
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 """A series: name and labels, with `host`."""
@@ -135,6 +141,23 @@ class Host:
         }
 
 
+class Gateway:
+    """A central gateway, which hears each host while its scrapes succeed."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, SeenHost] = {}
+
+    def look(self, second: int, heard: Iterable[str]) -> None:
+        """Decide which hosts are lost."""
+        self._seen |= {name: SeenHost(host=name, heard_at=second) for name in heard}
+        for each in decide(self._seen.values(), now=second, since=0.0, after_s=Limits.host_lost_after_s).lost:
+            self._seen[each.host] = replace(each, lost_at=second)
+
+    def lost(self) -> dict[str, bool]:
+        """Whether each known host is lost."""
+        return {name: each.lost_at is not None for name, each in self._seen.items()}
+
+
 def _needs_every_second(doing: Doing, thresholds: Thresholds) -> bool:
     """Whether less frequent samples change the evidence: with low rates and with changing memory."""
     rates = (
@@ -149,16 +172,8 @@ def _needs_every_second(doing: Doing, thresholds: Thresholds) -> bool:
 
 
 def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
-    """Series of each host's remediator that rules read: health, two settings, items of runs."""
+    """Series of each host's remediator that rules read: health, a setting, items of runs."""
     yield gauge("gpuwarden_remediator_ledger_up", "", (), [((), 1.0)], source="the scenario", absent="never")
-    yield gauge(
-        "gpuwarden_remediator_host_lost_after_seconds",
-        "",
-        (),
-        [((), Limits.host_lost_after_s)],
-        source="the scenario",
-        absent="never",
-    )
     yield gauge(
         "gpuwarden_remediator_wrangle_activation_items",
         "",
@@ -205,10 +220,13 @@ def series(scenario: Scenario, *, wanted: Names[str]) -> dict[Key, list[float | 
     scrapes = scenario.plays_s // scenario.scrape_s + 1
     found: dict[Key, list[float | str | None]] = {}
     present: set[Key] = set()
+    gateway = Gateway()
     for second in range(scenario.plays_s + 1):
         for host in hosts:
             if host.needs_sample(second):
                 host.play(second)
+        if second % LOOK_S == 0:
+            gateway.look(second, [host.name for host in hosts if host.answers(second)])
         if scenario.prometheus and at(scenario.prometheus, second, "up") == "down":
             present = set()
             continue
@@ -217,7 +235,9 @@ def series(scenario: Scenario, *, wanted: Names[str]) -> dict[Key, list[float | 
             continue
         now = {key: value for host in hosts for key, value in host.scrape(second, wanted, hosts).items()}
         if "up" in wanted:
-            now |= {("up", (("host", host.name),)): float(host.answers(second)) for host in hosts}
+            now |= {("up", (("host", host.name), JOB)): float(host.answers(second)) for host in hosts}
+        if LOST in wanted:
+            now |= {(LOST, (("host", name),)): float(lost) for name, lost in gateway.lost().items()}
         for key, value in now.items():
             found.setdefault(key, [None] * scrapes)[number] = value
         for key in present - now.keys():

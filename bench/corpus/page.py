@@ -60,8 +60,8 @@ DUE: Final[Mapping[Condition, tuple[str, str]]] = {
         "at once; not in the first 30 s of an exporter; `of` is the tenant most over its budget",
     ),
     Condition.HOST_LOST: (
-        "a host is silent, while at least as many hosts are scraped as are silent",
-        "190 s after its last scrape, or after Prometheus was down",
+        "a host is silent, while at least as many hosts are heard as are silent",
+        "180 s after the gateway last heard it",
     ),
     Condition.ITEMS: ("a worker fails items of a run and completed none", "at its sixth failure"),
 }

@@ -278,7 +278,6 @@ class Chain:
                 *_gpuwarden("remediator", "serve", "--runtime-dir", str(self.directory), "--ledger", self.ledger_url),
                 *("--web-config-file", str(self.web_config_file), "--queue-db", self.queue_url),
                 *("--listen", "127.0.0.1", "--port", _port(self.remediator_url)),
-                *("--host-lost-after-s", str(self.plan.host_lost_after_s)),
                 *self._shared_role,
             ],
         )

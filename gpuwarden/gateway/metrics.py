@@ -51,6 +51,19 @@ WAITING: Final = Metric(
     meaning="Workers that wait for a job. A host behind a central gateway counts as one.",
     absent="host's gateway with `--central`",
 )
+HOST_LOST: Final = Metric(
+    name="gpuwarden_gateway_host_lost",
+    meaning="Whether the host is lost: 1 or 0.",
+    absent="host never heard, or forgotten",
+)
+HOST_SILENT: Final = Metric(
+    name="gpuwarden_gateway_host_silent_seconds",
+    meaning="Time since the host was last heard.",
+    absent="host never heard, or forgotten",
+)
+REPORTED: Final = (HOST_LOST, HOST_SILENT)
+"""Metrics at `/reports`, of each host."""
+
 METRICS: Final = (REQUESTS, REFUSED, ORDERS, SOCKETS, WAITING)
 
 OUTCOMES: Final[Mapping[str, str]] = {

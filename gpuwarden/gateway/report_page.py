@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpuwarden.gateway.app import RefusedError
+from gpuwarden.gateway.metrics import HOST_LOST, HOST_SILENT
 from gpuwarden.queue.hosts.reports import HostReport, Kind
 from gpuwarden.queue.hosts.silence import SeenHost
 from gpuwarden.queue.hosts.task_orders import TaskOutcome
@@ -202,10 +203,9 @@ def published(reports: Iterable[HostReport], hosts: Iterable[SeenHost], now: flo
         for line in filter(None, gzip.decompress(report.page).decode().split("\n")):
             series.setdefault(line.partition("{")[0], []).append(line)
     for seen in hosts:
-        for name, value in (("lost", float(seen.lost_at is not None)), ("silent_seconds", seen.silent_s(now))):
-            line = _line(f"gpuwarden_gateway_host_{name}", {}, value, seen.host)
-            series.setdefault(f"gpuwarden_gateway_host_{name}", []).append(line)
-    series["up"] = [_line("up", {}, float(its), host) for host, its in up.items()]
+        for its, value in ((HOST_LOST, float(seen.lost_at is not None)), (HOST_SILENT, seen.silent_s(now))):
+            series.setdefault(its.name, []).append(_line(its.name, {}, value, seen.host))
+    series["up"] = [_line("up", {}, float(is_up), host) for host, is_up in up.items()]
     return "".join(f"{line}\n" for lines in series.values() for line in lines).encode()
 
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from gpuwarden.job import Condition
 from gpuwarden.queue import Slot
+from gpuwarden.queue.hosts.silence import SeenHost
 from gpuwarden.queue.items.tally import RunTally
 from remediator.plan import HeldJob, JobFacts, Wrangle
 from remediator.remedies.wrangle import Rules
@@ -53,6 +54,9 @@ class Queue(Protocol):
 
     def jobs_on(self, host: str, *, now: float) -> tuple[HeldJob, ...]:
         """List the running and lost jobs of a host."""
+
+    def seen_host(self, host: str, *, now: float) -> SeenHost | None:
+        """When a host was last heard; `None` if unknown."""
 
     def mark_lost(self, job_id: int, *, attempt: int, now: float) -> bool:
         """Mark a running job lost."""

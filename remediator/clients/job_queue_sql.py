@@ -10,6 +10,7 @@ from gpuwarden.fields import made_from
 from gpuwarden.format import format_utc_time
 from gpuwarden.job import HEARTBEAT_S, Condition, JobId
 from gpuwarden.queue import JobStore, Slot, UnknownJobError
+from gpuwarden.queue.hosts.silence import SeenHost
 from gpuwarden.queue.hosts.task_orders import TaskResult
 from gpuwarden.queue.items.tally import RunTally
 from remediator.clients.job_queue import KnownNames
@@ -114,6 +115,10 @@ class BuiltinQueue:
             )
             for each in self._store.lost_hosts.jobs_on(host)
         )
+
+    def seen_host(self, host: str, *, now: float) -> SeenHost | None:
+        """See `Queue`."""
+        return self._store.seen_hosts.get(host, now=now)
 
     def mark_lost(self, job_id: int, *, attempt: int, now: float) -> bool:
         """See `Queue`."""

@@ -9,6 +9,7 @@ from gpuwarden.evidence import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.kube import pods
 from gpuwarden.kube.pods import Handle
 from gpuwarden.procfs import ProcessId
+from gpuwarden.queue.hosts.silence import QUIET_S
 from remediator.actuators import ENGINES, Actuator, Evicts
 from remediator.actuators.process import ORPHANS, orphans_handle
 from remediator.clients.exporter import ExporterClient, WorkerUnseenError
@@ -125,9 +126,13 @@ class FactsReader:
         orders, queue, unknown, host = self._ledger.orders.current(), self._queue, "", None
         now_s = self._clock.now_s()
         try:
+            now = queue.now()
+            seen = queue.seen_host(episode.host, now=now)
+            is_heard = seen is not None and seen.lost_at is None and seen.silent_s(now) < QUIET_S
             host = HostFacts(
-                jobs=queue.jobs_on(episode.host, now=queue.now()),
-                shows_life=self._liveness.is_alive(episode.host, now_s),
+                jobs=queue.jobs_on(episode.host, now=now),
+                shows_life=is_heard or self._liveness.is_alive(episode.host, now_s),
+                lost=None if seen is None else seen.lost_at is not None,
                 silent_for_s=self._liveness.silent_s(episode.host, now_s),
                 accused=self._liveness.count_silent_with(episode),
                 alive=self._liveness.count_alive(now_s),

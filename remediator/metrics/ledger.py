@@ -140,10 +140,6 @@ SERIES: Final = Catalogue(
         "An alert fires if an intent is open for this long: the setting intent_overdue_s.",
     ),
     Series(
-        "gpuwarden_remediator_host_lost_after_seconds",
-        "Time without contact until a host counts as lost: the setting host_lost_after_s.",
-    ),
-    Series(
         "gpuwarden_remediator_wrangle_activation_items",
         "Failed items of a run on one worker before it is judged: the setting wrangle_activation.",
     ),

@@ -1,7 +1,8 @@
 """Remedy `hold_lost_host`: mark the jobs of a silent host as lost. No other worker runs them then. Pure.
 
-The jobs may still run. A job is lost if it was heard of once, and not since the limit, by the ledger and the queue. It
-runs again with the first sign of life. A remediator that sees most hosts silent is cut off and marks nothing.
+The jobs may still run. A job is lost if its worker was heard once, and not since the limit. A central gateway must have
+marked its host as lost; without one its executor must be silent. A remediator that sees most hosts silent marks
+nothing. A job runs again with the first sign of life.
 """
 
 from collections.abc import Sequence
@@ -29,17 +30,11 @@ def decide(facts: Facts) -> Step:
     if host.shows_life:
         return Wait(
             reason=Reason.EXECUTOR_ALIVE,
-            message="its own remediator is alive: only its exporter or the network is silent",
+            message="its own remediator or the gateway hears it: only its exporter or the network is silent",
         )
-    if host.silent_for_s < bound_s:
-        message = f"its own remediator must be silent for {bound_s:.0f} s too, while this one runs"
-        return Wait(reason=Reason.OBSERVATION_TOO_SHORT, message=message)
-    if host.accused > host.alive:
-        message = (
-            f"{host.accused} hosts are reported silent and {host.alive} are alive: this remediator may be cut off; "
-            "check the network. The leases of the jobs continue"
-        )
-        return Wait(reason=Reason.MAJORITY_SILENT, message=message)
+    doubt = _doubt(host, bound_s)
+    if doubt is not None:
+        return doubt
     due = tuple(each for each in _jobs_in(host, State.RUNNING) if _is_due(each, bound_s))
     if not due:
         return _wait_for_due(host)
@@ -49,6 +44,25 @@ def decide(facts: Facts) -> Step:
     if facts.episode.dry_run_recorded:
         return Wait(reason=Reason.DRY_RUN, message="dry run: would hold its jobs")
     return WouldAct(message=f"would hold its jobs as those of a lost host: {message}")
+
+
+def _doubt(host: HostFacts, bound_s: float) -> Wait | None:
+    """Why it is not certain that the host is silent. A central gateway decides, or without one the ledger."""
+    if host.lost:
+        return None
+    if host.lost is not None:
+        message = "the central gateway has not marked the host as lost: see `gpuwarden host list`"
+        return Wait(reason=Reason.OBSERVATION_TOO_SHORT, message=message)
+    if host.silent_for_s < bound_s:
+        message = f"its own remediator must be silent for {bound_s:.0f} s too, while this one runs"
+        return Wait(reason=Reason.OBSERVATION_TOO_SHORT, message=message)
+    if host.accused > host.alive:
+        message = (
+            f"{host.accused} hosts are reported silent and {host.alive} are alive: this remediator may be cut off; "
+            "check the network. The leases of the jobs continue"
+        )
+        return Wait(reason=Reason.MAJORITY_SILENT, message=message)
+    return None
 
 
 def _after_alert(facts: Facts, host: HostFacts) -> Step:

@@ -70,13 +70,6 @@ class CommonSettings(BaseSettings):
         description="start although the queue's PostgreSQL role may write the ledger; every worker can then arm hosts "
         "(docs/how-to/secure.md)",
     )
-    host_lost_after_s: float = Field(
-        default=180.0,
-        ge=10,
-        le=480,
-        description="seconds without contact until a host is lost, at least 120 below the job lease; same for `serve` "
-        "and `execute`",
-    )
     wrangle_activation: int = Field(
         default=ACTIVATION,
         ge=0,
@@ -164,6 +157,12 @@ class ExecuteSettings(CommonSettings):
         default=None,
         description="TOML file with settings of single remedies; reloaded within a second of a change "
         "(docs/reference/remedies.md)",
+    )
+    host_lost_after_s: float = Field(
+        default=180.0,
+        ge=10,
+        le=480,
+        description="seconds without contact until a silent host's job is lost, at least 120 below the job lease",
     )
     retention_days: int = Field(
         default=90,

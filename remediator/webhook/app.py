@@ -28,7 +28,6 @@ from remediator import payload as payloads
 from remediator.alert import is_watchdog
 from remediator.ledger.ledger import Ledger
 from remediator.metrics.ledger import SERIES, LedgerCollector, Watchdog
-from remediator.plan import Limits
 from remediator.remedies.wrangle import Rules
 from remediator.webhook import openapi as api
 from remediator.webhook import runbooks
@@ -54,7 +53,7 @@ BODY_TIMEOUT_S: Final = 10.0
 """Time to send a body, seconds."""
 
 
-def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
+def create_app(
     *,
     ledger: Ledger,
     host: str,
@@ -63,7 +62,6 @@ def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
     alerts_max: int = payloads.ALERTS_MAX,
     alertmanagers: Sequence[str] = (),
     queue: Collector | None = None,
-    host_lost_after_s: float = Limits.host_lost_after_s,
     wrangle_activation: int = Rules.activation,
     executor_down_s: float = EXECUTOR_SILENT_S,
     intent_overdue_s: float = INTENT_OVERDUE_S,
@@ -78,7 +76,6 @@ def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
         alerts_max: bodies with more alerts are refused with 413.
         alertmanagers: queried for alerts that a call left out.
         queue: metrics of the queue, if published.
-        host_lost_after_s: threshold of the rule about silent hosts, seconds.
         wrangle_activation: threshold of the rule about failing items.
         executor_down_s: threshold of the rule about silent executors, seconds.
         intent_overdue_s: threshold of the rule about overdue intents, seconds.
@@ -95,7 +92,6 @@ def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
     _publish_thresholds(
         registry,
         {
-            "gpuwarden_remediator_host_lost_after_seconds": host_lost_after_s,
             "gpuwarden_remediator_wrangle_activation_items": wrangle_activation,
             "gpuwarden_remediator_executor_down_after_seconds": executor_down_s,
             "gpuwarden_remediator_intent_overdue_after_seconds": intent_overdue_s,

@@ -51,7 +51,6 @@ def serve(settings: ServeSettings) -> None:
             alerts_max=settings.alerts_max,
             alertmanagers=settings.alertmanager,
             queue=queue,
-            host_lost_after_s=settings.host_lost_after_s,
             wrangle_activation=settings.wrangle_activation,
             executor_down_s=settings.executor_down_s,
             intent_overdue_s=settings.intent_overdue_s,

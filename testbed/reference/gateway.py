@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from gpuwarden.docs_pages import unit_of
-from gpuwarden.gateway.metrics import METRICS, OUTCOMES, REASONS, Metric
+from gpuwarden.gateway.metrics import METRICS, OUTCOMES, REASONS, REPORTED, Metric
 
 _INTRO = """# Metrics of the gateway
 
@@ -11,7 +11,7 @@ _INTRO = """# Metrics of the gateway
 
 `/metrics` of `gpuwarden gateway host` and `gpuwarden gateway central` publishes these metrics
 ([gateway](../how-to/gateway.md)). The scrape configuration sets the label `host`. Counters start at 0 with the program.
-`/reports` has the series of [other hosts](../how-to/unscraped-hosts.md).
+`/reports` has the series of [other hosts](../how-to/unscraped-hosts.md), and `gpuwarden_gateway_host_*` of each host.
 
 | series | type | labels | unit | meaning |
 |---|---|---|---|---|
@@ -20,8 +20,9 @@ _INTRO = """# Metrics of the gateway
 
 def page() -> str:
     """Render the page."""
-    absent = [f"| `{each.name}` | {each.absent} |" for each in METRICS]
-    rows = [*map(_row, METRICS), "", "| series | absent when |", "|---|---|", *absent, ""]
+    every = (*METRICS, *REPORTED)
+    absent = [f"| `{each.name}` | {each.absent} |" for each in every]
+    rows = [*map(_row, every), "", "| series | absent when |", "|---|---|", *absent, ""]
     rows += ["## Outcomes", "", "`operation` is a path of the gateway's `/openapi.json`, such as `claim`.", ""]
     rows += [*_table("outcome", OUTCOMES), ""]
     rows += ["## Reasons", "", "`caller` is a worker's folder, a host, or `unknown`.", "", *_table("reason", REASONS)]

@@ -160,13 +160,12 @@ def found_until_fixed(scrape_s: int, target: str) -> tuple[tuple[int, str | None
 FELL_SILENT_S: Final = 395
 HEARD_AGAIN_S: Final = 660
 LOST_AFTER_S: Final = 180
+EXPORTER: Final = 'instance=":9", job="gpuwarden-exporter"'
 
 
 def host_lost(scrape_s: int) -> tuple[tuple[int, str | None], ...]:
-    """Fire after the limit plus a step of 10 s, counted from the last step with a scrape, and until the next scrape."""
-    failed_s = first_scrape(FELL_SILENT_S, scrape_s)
-    due_s = (math.ceil(failed_s / 10) - 1) * 10 + 10 + LOST_AFTER_S
-    assert FELL_SILENT_S + LOST_AFTER_S - scrape_s <= due_s <= failed_s + 10 + LOST_AFTER_S
+    """Without a gateway: fire once the range has no scrape that succeeded, and until the next one."""
+    due_s = first_scrape(FELL_SILENT_S, scrape_s) - scrape_s + LOST_AFTER_S + 1
     return (due_s - 1, None), (due_s, "b"), (HEARD_AGAIN_S - 1, "b"), (HEARD_AGAIN_S, None)
 
 
@@ -193,15 +192,8 @@ SCENES: Final[Mapping[str, Scene]] = {
     "GpuwardenHostLost": Scene(
         by="host",
         series=(
-            ("up", 'host="a", instance="a:9"', lambda _: 1),
-            ("up", 'host="b", instance="b:9"', lambda at: 0 if FELL_SILENT_S <= at < HEARD_AGAIN_S else 1),
-            ("gpuwarden_exporter_info", 'host="a", instance="a:9"', lambda _: 1),
-            (
-                "gpuwarden_exporter_info",
-                'host="b", instance="b:9"',
-                lambda at: None if FELL_SILENT_S <= at < HEARD_AGAIN_S else 1,
-            ),
-            ("gpuwarden_remediator_host_lost_after_seconds", 'host="a"', lambda _: LOST_AFTER_S),
+            ("up", f'host="a", {EXPORTER}', lambda _: 1),
+            ("up", f'host="b", {EXPORTER}', lambda at: 0 if FELL_SILENT_S <= at < HEARD_AGAIN_S else 1),
         ),
         seen=host_lost,
         lasts_s=720,

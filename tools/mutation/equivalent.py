@@ -5,7 +5,6 @@ from typing import Final
 _OVERDUE: Final = "gpuwarden_job_overdue_id"
 _INFO_IS_1: Final = "an info series is always 1"
 _ONLY_PRESENCE: Final = "only the presence of a value matters"
-_MISSING: Final = "gpuwarden:host_scrape_missing:timestamp_seconds"
 _UNKNOWN: Final = "gpuwarden_gpu_unknown_samples_total{%s}"
 _WATCHED: Final = 'field=~"gpu|utilization|memory|processes|process_utilization", '
 _READABLE: Final = 'reason!~"not_supported|not_told|asleep|hung"'
@@ -13,19 +12,11 @@ _REASONS: Final = ("not_supported|", "not_told|", "asleep|", "|hung")
 _NO_INSTANCE: Final = "the label instance was removed before, or is removed next"
 _NO_TIMESTAMP: Final = "a vanished series has no timestamp"
 _SINGLE: Final = "each group has one series"
-_CARRIES_ITSELF: Final = (
-    "the record carries itself at each evaluation; its ranges matter only after an outage or with an interval over a "
-    "minute, which promtool does not have"
-)
-_BETWEEN_STEPS: Final = "the value has steps of 10 s, and the tests evaluate every 5 s"
 _ONE_ERROR: Final = "the other operand selects one error, matched by all labels"
 _SPINNING: Final = "gpuwarden_gang_rank_spinning_seconds"
 _INFOS: Final = '{__name__=~"gpuwarden_(exporter|remediator)_info"}'
 _UNCORRECTED: Final = 'gpuwarden_gpu_ecc_errors_total{error="uncorrected"}'
 _ANY_ERROR: Final = "gpuwarden_gpu_ecc_errors_total{}"
-_NEVER_DECREASES: Final = "the last scrape time never decreases"
-_LAST_SCRAPE: Final = "gpuwarden:host_last_scrape:timestamp_seconds"
-_NO_SCRAPE: Final = "gpuwarden:no_host_scraped:timestamp_seconds"
 _OVER_BUDGET: Final = "gpuwarden_container_gpu_memory_over_budget_bytes"
 _AND_ACCEPTS_SEVERAL: Final = "`and` accepts several series of one worker"
 EQUIVALENT: Final[dict[str, str]] = {
@@ -119,69 +110,6 @@ EQUIVALENT: Final[dict[str, str]] = {
         for topic, whose in (("remediator", "remediator"), ("telemetry", "exporter"))
         for other in ("min_over_time", "max_over_time")
     },
-    **{
-        f"host: gpuwarden:{record}:timestamp_seconds: {change}": why
-        for record in ("host_last_scrape", "no_host_scraped")
-        for change, why in (
-            *((each, _CARRIES_ITSELF) for each in ("2m -> 240s", "2m -> 60s", "1h -> 7200s", "1h -> 1800s")),
-            ("3600 -> 3599", _BETWEEN_STEPS),
-        )
-    },
-    **{
-        f"host: gpuwarden:host_last_scrape:timestamp_seconds: {change}": why
-        for change, why in (
-            ("by (host) -> by (host, instance)", _NO_INSTANCE),
-            (
-                "by (host) -> by (host, instance), at its place 2",
-                "the newest exporter of a host counts",
-            ),
-        )
-    },
-    **{
-        f"host: gpuwarden:{record}: {change}": why
-        for record, change, why in (
-            *(
-                (f"host_{each}:timestamp_seconds", 'up{host!=""} -> up{}', "every host has a name")
-                for each in ("last_scrape", "scrape_missing")
-            ),
-            ("host_scrape_missing:timestamp_seconds", "3600 -> 3599", _BETWEEN_STEPS),
-            (
-                "host_lost_since:timestamp_seconds",
-                'ALERTS{alertname="GpuwardenHostLost", alertstate="firing"} -> ALERTS{alertname="GpuwardenHostLost"}',
-                "an alert without `for` is never pending",
-            ),
-            (
-                "host_lost_since:timestamp_seconds",
-                f"{_LAST_SCRAPE} -> last_over_time({_LAST_SCRAPE}[5m])",
-                "a firing alert has the value of the previous evaluation",
-            ),
-            *(
-                (
-                    "host_scrape_missing:timestamp_seconds",
-                    f"{_LAST_SCRAPE} -> last_over_time({_LAST_SCRAPE}[5m]){place}",
-                    "the record ends after an hour, and such a host is not missing",
-                )
-                for place in ("", ", at its place 2")
-            ),
-        )
-    },
-    **{
-        f"host: gpuwarden:{record}:timestamp_seconds: last_over_time -> {other}{place}": why
-        for record, other, place, why in (
-            ("host_last_scrape", "max_over_time", "", _NEVER_DECREASES),
-            ("no_host_scraped", "max_over_time", "", _NEVER_DECREASES),
-            *(
-                (
-                    "host_last_scrape",
-                    each,
-                    ", at its place 2",
-                    "an earlier loss is over an hour old",
-                )
-                for each in ("min_over_time", "max_over_time")
-            ),
-            *(("host_lost_reported", "max_over_time", place, _NEVER_DECREASES) for place in ("", ", at its place 2")),
-        )
-    },
     "steps: GpuwardenJobSlow: bool -> nothing": "an unknown value counts as shared, and so does 0",
     **{
         f"telemetry: GpuwardenScrapeIntervalTooLong: {change}": why
@@ -197,23 +125,6 @@ EQUIVALENT: Final[dict[str, str]] = {
                     "599999ms -> 1198s, at its place 2",
                 )
             ),
-        )
-    },
-    f"host: GpuwardenHostLost: {_NO_SCRAPE} -> last_over_time({_NO_SCRAPE}[5m])": (
-        "the record ends after an hour, and excludes for at most 490 s"
-    ),
-    "host: GpuwardenHostLost: count -> sum, at its place 2": _INFO_IS_1,
-    "host: GpuwardenHostLost: count -> sum, at its place 4": _INFO_IS_1,
-    'host: GpuwardenHostLost: up{host!=""} -> up{}': "every host has a name",
-    f"host: GpuwardenHostLost: {_LAST_SCRAPE} -> last_over_time({_LAST_SCRAPE}[5m]), at its place 2": "an unknown host "
-    "is not lost",
-    **{
-        f"host: gpuwarden:host_lost_reported:timestamp_seconds: {change}": why
-        for change, why in (
-            (f"{_MISSING} -> last_over_time({_MISSING}[5m])", "a host that is back does not count"),
-            (f"{_MISSING} -> last_over_time({_MISSING}[5m]), at its place 3", "a missing host is missing now"),
-            *((f"1h -> 7200s{place}", "no host is missing for longer") for place in ("", ", at its place 2")),
-            *((f"75 -> {other}", _BETWEEN_STEPS) for other in (74, 76)),
         )
     },
     **{

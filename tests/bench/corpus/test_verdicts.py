@@ -39,11 +39,7 @@ LEAST: Final = 60
 SLOT: Final = "(host, worker, container)"
 NOT_QUIET: Final = f"<= min by {SLOT} (gpuwarden_job_inactive_seconds)"
 NEWEST: Final = "(1, timestamp(gpuwarden_job_overdue_id))"
-BLIND_CHECK: Final = (
-    "unless on () ( time() - gpuwarden:no_host_scraped:timestamp_seconds < on () "
-    "(max(gpuwarden_remediator_host_lost_after_seconds) + 10) )"
-)
-REPEAT_CHECK: Final = "or absent_over_time(gpuwarden_exporter_info[75s])"
+NO_GATEWAY: Final = "unless on () gpuwarden_gateway_host_lost"
 NONE_DONE: Final = (
     "and on (run, worker_host, worker) ( max by (run, worker_host, worker) (gpuwarden_queue_run_items_done) == 0 ),"
 )
@@ -54,8 +50,8 @@ CAUGHT: Final = (
     ("stall", "labels: severity", "for: 1m\n        labels:\n          severity", "is alone on its host and wedges"),
     ("worker", f"<= min by {SLOT} (gpuwarden_worker_cpu_idle_seconds)", "", "holds Python's lock for ten minutes"),
     ("gone", ">= max by", ">= 0 * max by", "is killed, started again after 25 s"),
-    ("host", BLIND_CHECK, "", "falls silent while Prometheus is down"),
-    ("host", REPEAT_CHECK, "", "was cut off for a minute just before Prometheus was down"),
+    ("host", "(gpuwarden_gateway_host_lost) == 1", "(gpuwarden_gateway_host_lost) > 1", "is gone for an hour"),
+    ("host", NO_GATEWAY, "", "was cut off for a minute just before Prometheus was down"),
     ("vram", "== 1", "== 0", "leaks for ten minutes until the card is short"),
     ("stall", NEWEST, f"{NEWEST[:4]}-{NEWEST[4:]}", "is on its next job, having been silent in the one before"),
     (
@@ -174,7 +170,8 @@ def test_series_of_scenarios_are_documented_with_their_labels(begins: str) -> No
 
     assert len({name for name, _ in found}) > 20
     played = {(name, frozenset(dict(labels)) - {"host"}) for name, labels in found}
-    assert played - set(exported.items()) == {("up", frozenset())}, "Prometheus writes `up`"
+    others = {("up", frozenset({"job"})), (host.LOST, frozenset())}
+    assert played - set(exported.items()) == others, "of Prometheus and the gateway"
 
 
 UNPLAYED: Final = {

@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.nee
 
 SILENCE_S = 10.0
 STUCK_S = 10.0
+SCRAPED_S = 180.0
+"""Without a gateway, a host is silent so long after its last scrape."""
 HOLDER, SHARER, OTHER = "gpuwarden-lost-holder", "gpuwarden-lost-sharer", "gpuwarden-lost-other"
 FIRST, SECOND = "gpuwarden-gang-first", "gpuwarden-gang-second"
 WAITING, WORKING = "gpuwarden-gang-waits", "gpuwarden-gang-works"
@@ -96,14 +98,16 @@ def test_job_of_a_silent_host_is_held_and_continues(hosts: Hosts) -> None:
     until(lambda: left.stage.armed(HOLDER), "the job runs")
     right.fleet.start(OTHER)
 
+    process = left.fleet.pid(HOLDER)
+    os.kill(process, signal.SIGSTOP)
     left.stage.chain.signal("exporter", signal.SIGSTOP)
     until(
-        lambda: "decided wait: executor_alive" in read_journal(), "only the exporter is silent, so the host is not lost"
+        lambda: "decided wait: executor_alive" in read_journal(),
+        "the remediator is not silent, so the host is not lost",
+        within_s=SCRAPED_S + 120,
     )
     assert store.job(job_id).state is State.RUNNING
 
-    process = left.fleet.pid(HOLDER)
-    os.kill(process, signal.SIGSTOP)
     for name in PROGRAMS:
         left.stage.chain.signal(name, signal.SIGSTOP)
     until(lambda: store.job(job_id).state is State.HOST_LOST, "the host is lost")

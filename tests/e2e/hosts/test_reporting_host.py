@@ -24,14 +24,14 @@ from testbed.gpu_simulator import Slot
 from testbed.postgres import Postgres
 from testbed.stage import with_action
 from testbed.workers import Database
-from tests.e2e.hosts.stages import FINE, LONG, NEVER_S, PROGRAMS, Hosts, host
+from tests.e2e.hosts.stages import FINE, LONG, LOST_AFTER_S, NEVER_S, PROGRAMS, Hosts, host
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.needs_postgres, pytest.mark.slow]
 
 HOLDER, SHARER, OTHER = "gpuwarden-reports-holder", "gpuwarden-reports-sharer", "gpuwarden-reports-other"
 LOST_WITHIN_S = 240.0
-"""A report is published for 75 s, and its host is lost 20 s later here."""
+"""A report is published for 75 s: so long its host counts as scraped."""
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def start_gateway(stack: ExitStack, work: Path, queue: str) -> str:
     """Start a central gateway, and return its address."""
     log = work / "central.log"
     with log.open("wb") as output:
-        its = ["gateway", "central", "--queue-db", queue, "--port", "0"]
+        its = ["gateway", "central", "--queue-db", queue, "--port", "0", "--host-lost-after-s", str(LOST_AFTER_S)]
         process = subprocess.Popen([sys.executable, "-m", "gpuwarden", *its], stdout=output, stderr=output)
     stack.callback(process.wait)
     stack.callback(process.kill)
@@ -103,12 +103,14 @@ def test_job_of_a_host_whose_reports_end_is_held_and_continues(hosts: Hosts) -> 
     until(lambda: right.stage.chain.query(known), "the other host's Prometheus knows the job")
     right.fleet.start(OTHER)
 
-    process = left.fleet.pid(HOLDER)
-    os.kill(process, signal.SIGSTOP)
+    processes = [left.fleet.pid(worker) for worker in (HOLDER, SHARER)]
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
     for name in ("exporter", *PROGRAMS):
         left.stage.chain.signal(name, signal.SIGSTOP)
     until(lambda: store.job(job_id).state is State.HOST_LOST, "the host is lost", within_s=LOST_WITHIN_S)
     assert not right.stage.chain.query('up{host="left", instance="left"} == 1')
+    assert right.stage.chain.query('gpuwarden_gateway_host_lost{host="left"} == 1')
     shared = left.stage.submit(FINE, now=time.time(), stall_timeout_s=NEVER_S, queue="shared")
     other = right.stage.submit(FINE, now=time.time(), stall_timeout_s=NEVER_S)
     until(lambda: store.job(other).state is State.COMPLETED, "the worker of the other host still works")
@@ -117,7 +119,8 @@ def test_job_of_a_host_whose_reports_end_is_held_and_continues(hosts: Hosts) -> 
 
     for name in ("exporter", *PROGRAMS):
         left.stage.chain.signal(name, signal.SIGCONT)
-    os.kill(process, signal.SIGCONT)
+    for process in processes:
+        os.kill(process, signal.SIGCONT)
     until(lambda: store.job(job_id).state is State.COMPLETED, "the job completes")
     until(lambda: right.stage.chain.query('up{host="left", instance="left"} == 1'), "the host reports again")
 
@@ -127,4 +130,4 @@ def test_job_of_a_host_whose_reports_end_is_held_and_continues(hosts: Hosts) -> 
         lambda: [each.outcome for each in with_action(ledger.reports.newest())] == ["fixed"],
         "the episode is closed",
     )
-    assert left.fleet.pid(HOLDER) == process
+    assert [left.fleet.pid(worker) for worker in (HOLDER, SHARER)] == processes

@@ -17,9 +17,9 @@ PAGE: Final = Path(__file__).parents[3] / "docs" / "reference" / "metrics-gatewa
 
 
 def documented() -> dict[str, tuple[str, str]]:
-    """Type and meaning of each documented series of `/metrics`."""
+    """Type and meaning of each documented series of `/metrics`; those of `/reports` are about hosts."""
     rows = re.findall(r"^\| `(gpuwarden_gateway_\w+)` \| (\w+) \|.*\| (.*) \|$", PAGE.read_text(), re.MULTILINE)
-    return {name: (kind, meaning) for name, kind, meaning in rows}
+    return {name: (kind, meaning) for name, kind, meaning in rows if "_gateway_host_" not in name}
 
 
 def described(page: str) -> dict[str, tuple[str, str]]:

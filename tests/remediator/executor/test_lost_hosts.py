@@ -155,6 +155,26 @@ def test_job_of_a_silent_host_without_an_executor_is_held(
 
 
 @pytest.mark.behaviour("D4")
+@pytest.mark.behaviour("D6")
+def test_gateway_decides_about_a_host_that_it_heard(ledger: Ledger, other: Ledger, store: JobStore) -> None:
+    job_id, now = silent_job(store), store.now()
+    store.batches.sync(HOST, [], [], now=now - 200)
+    store.batches.sync("box2", [], [], now=now)
+    works = observer(other, store)
+
+    with observed(works):
+        assert store.job(job_id).state is State.RUNNING
+        assert journal(ledger)[-1] == "decided wait: observation_too_short"
+
+        assert store.seen_hosts.decide(now=now, since=0.0, after_s=180.0).lost
+        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "the gateway has decided")
+        store.batches.sync(HOST, [], [], now=store.now())
+        eventually(lambda: store.job(job_id).state is State.RUNNING, "the gateway hears it")
+
+    assert lines(ledger, "return") == ["box2 decided", "box2 did"]
+
+
+@pytest.mark.behaviour("D4")
 def test_job_with_a_worker_heartbeat_is_not_lost(ledger: Ledger, other: Ledger, store: JobStore) -> None:
     job_id = silent_job(store)
     hear(store, job_id)

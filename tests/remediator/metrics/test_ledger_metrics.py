@@ -421,7 +421,6 @@ def test_every_published_series_is_listed(ledger: Ledger) -> None:
     listed = {name: (its.kind, frozenset(its.labels)) for name, its in SERIES.items()}
     for name in (
         "webhook_rejected_total",
-        "host_lost_after_seconds",
         "wrangle_activation_items",
         "executor_down_after_seconds",
         "intent_overdue_after_seconds",

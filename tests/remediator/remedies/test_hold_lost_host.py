@@ -37,6 +37,8 @@ WAITS: dict[str, tuple[Facts, Reason]] = {
         Reason.OBSERVATION_TOO_SHORT,
     ),
     "this executor has just started": (host_facts(RUNS, silent_for_s=0.0), Reason.OBSERVATION_TOO_SHORT),
+    "the gateway has not marked it as lost": (host_facts(RUNS, lost=False), Reason.OBSERVATION_TOO_SHORT),
+    "the gateway marked it, and its worker had a heartbeat": (host_facts(HEARTBEAT, lost=True), Reason.WORKERS_ALIVE),
     "two of three hosts are silent": (
         host_facts(RUNS, accused=2, alive=1),
         Reason.MAJORITY_SILENT,
@@ -85,6 +87,13 @@ ACTS: dict[str, tuple[Facts, Step]] = {
         host_facts(replace(RUNS, heard_s_ago=TIMEOUT_S), silent_for_s=TIMEOUT_S),
         Lose(
             jobs=(replace(RUNS, heard_s_ago=TIMEOUT_S),),
+            message="",
+        ),
+    ),
+    "the gateway has marked it as lost: the ledger is not asked": (
+        host_facts(RUNS, lost=True, silent_for_s=0.0, accused=2, alive=1),
+        Lose(
+            jobs=(RUNS,),
             message="",
         ),
     ),
@@ -147,6 +156,7 @@ JOBS = st.builds(
     armed=st.booleans(),
     firing=st.booleans(),
     shows_life=st.booleans(),
+    lost=st.none() | st.booleans(),
     silent_for_s=st.floats(0, 1000),
     accused=st.integers(1, 5),
     alive=st.integers(1, 5),
@@ -157,13 +167,14 @@ def test_only_silent_jobs_of_a_silent_host_are_held(
     armed: bool,
     firing: bool,
     shows_life: bool,
+    lost: bool | None,
     silent_for_s: float,
     accused: int,
     alive: int,
     taken: bool,
 ) -> None:
     seen = host(
-        *jobs, shows_life=shows_life, silent_for_s=silent_for_s, accused=accused, alive=alive, taken=taken
+        *jobs, shows_life=shows_life, lost=lost, silent_for_s=silent_for_s, accused=accused, alive=alive, taken=taken
     )  # fmt: skip
 
     step = decide(host_facts(host=seen, armed=armed, firing=firing))
@@ -173,8 +184,7 @@ def test_only_silent_jobs_of_a_silent_host_are_held(
         assert armed
         assert firing
         assert not shows_life
-        assert silent_for_s >= TIMEOUT_S
-        assert accused <= alive
+        assert lost or (lost is None and silent_for_s >= TIMEOUT_S and accused <= alive)
         assert step.jobs
         assert all(each.state is State.RUNNING and (each.heard_s_ago or 0) >= TIMEOUT_S for each in step.jobs)
     if isinstance(step, Return):

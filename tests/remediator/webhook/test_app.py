@@ -244,10 +244,9 @@ WATCHDOG = {**sent(), "labels": {"alertname": "GpuwardenWatchdog", "severity": "
 
 
 def test_limits_are_published_for_the_rules(tmp_path: Path) -> None:
-    options = ["--host-lost-after-s=90", "--wrangle-activation=2", "--executor-down-s=7", "--intent-overdue-s=70"]
+    options = ["--wrangle-activation=2", "--executor-down-s=7", "--intent-overdue-s=70"]
 
     with serving(tmp_path / "run", *options) as (webhook, _):
-        assert webhook.count("host_lost_after_seconds") == 90
         assert webhook.count("wrangle_activation_items") == 2
         assert webhook.count("executor_down_after_seconds") == 7
         assert webhook.count("intent_overdue_after_seconds") == 70
