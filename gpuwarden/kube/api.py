@@ -77,9 +77,10 @@ def connect(kubeconfig: Path | None = None, *, timeout_s: float = TIMEOUT_S) -> 
         else:
             path = str((named or _DEFAULT_KUBECONFIG).expanduser())
             config.load_kube_config(path, client_configuration=found, persist_config=False)
-    except (config.ConfigException, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - a kubeconfig may hold anything
+        why = f"{type(error).__name__}: {error}"
         raise GpuwardenError(
-            f"no access to a Kubernetes API: {error}; run in a pod with a service account, or set KUBECONFIG"
+            f"no access to a Kubernetes API: {why}; run in a pod with a service account, or set KUBECONFIG"
         ) from None
     return Client(found)
 

@@ -82,7 +82,7 @@ class Node:
         except BaseException:
             self.end()
             raise
-        for hierarchy in _hierarchies():
+        for hierarchy in hierarchies():
             (hierarchy / self.group).mkdir(exist_ok=True)
 
     @property
@@ -116,7 +116,7 @@ class Node:
         self._holder.wait()
         if hasattr(self, "pid"):
             _until(lambda: not Path(f"/proc/{self.pid}").exists(), "end of the node's processes")
-        for hierarchy in _hierarchies():
+        for hierarchy in hierarchies():
             _remove_group(hierarchy / self.group)
 
     def _wait_for_first_process(self) -> int:
@@ -161,12 +161,13 @@ def ip_command() -> list[str]:
 
 def sweep_groups() -> None:
     """Remove the control groups of killed callers."""
-    for group in (group for hierarchy in _hierarchies() for group in hierarchy.glob(f"{_GROUP}*")):
+    for group in (group for hierarchy in hierarchies() for group in hierarchy.glob(f"{_GROUP}*")):
         if not Path("/proc", group.name.removeprefix(_GROUP)).exists():
             _remove_group(group)
 
 
-def _hierarchies() -> list[Path]:
+def hierarchies() -> list[Path]:
+    """Mount points of the control groups of either version."""
     if (_CGROUPS / "cgroup.procs").exists():
         return [_CGROUPS]
     return [each for each in sorted(_CGROUPS.iterdir()) if not each.is_symlink() and (each / "cgroup.procs").exists()]

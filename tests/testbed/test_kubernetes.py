@@ -1,5 +1,6 @@
 """The cluster of the tests: pods run, programs restart, and nothing stays."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from deploy.standalone.stack import CHECKOUT
 from gpuwarden.kube import api
 from testbed.kubernetes import pods, programs
 from testbed.kubernetes.cluster import Cluster
+from testbed.kubernetes.node import hierarchies
 from tests.waiting import eventually
 
 CALL_API = """
@@ -76,7 +78,8 @@ def test_killed_start_leaves_no_process_and_the_next_start_no_group(tmp_path: Pa
         return subprocess.Popen(argv, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True)
 
     def groups() -> list[Path]:
-        return list(Path("/sys/fs/cgroup").glob(f"**/gpuwarden-kube-{killed.pid}"))
+        every = (hierarchy / f"gpuwarden-kube-{killed.pid}" for hierarchy in hierarchies())
+        return [group for group in every if group.exists()]
 
     with start() as killed:
         eventually((tmp_path / "cluster/programs/etcd.json").exists, "etcd is started", within_s=60)
@@ -91,6 +94,17 @@ def test_killed_start_leaves_no_process_and_the_next_start_no_group(tmp_path: Pa
         ended.terminate()
         assert ended.wait(timeout=60) == 0
     assert [each.name for each in (tmp_path / "cluster").iterdir()] == ["log"]
+
+
+def test_tests_on_a_cluster_are_not_selected_without_its_programs() -> None:
+    env = {name: value for name, value in os.environ.items() if name != programs.VARIABLE}
+    argv = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", __file__]
+
+    done = subprocess.run(argv, cwd=CHECKOUT, env=env, capture_output=True, text=True, check=False, timeout=60)
+
+    assert "Kubernetes: none, its tests are not selected: KUBEBUILDER_ASSETS is not set" in done.stdout
+    assert "test_variable_without_programs" in done.stdout
+    assert "test_pod_runs" not in done.stdout
 
 
 def test_variable_without_programs_is_a_clear_error(tmp_path: Path) -> None:
