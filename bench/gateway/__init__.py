@@ -3,6 +3,7 @@
 Half of the workers are idle, half run a job. Workers with direct access are measured in the same run.
 """
 
+import os
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -100,7 +101,8 @@ def _measure(server: Postgres, folder: Path, load: Load) -> Iterator[Figure]:
         gateways = [stack.enter_context(_gateway(url, folder / f"central-{each}")) for each in range(load.gateways)]
         crowd = stack.enter_context(fleet(rows, [port for _, port in gateways] or [url], spread_s=load.spread_s))
         pids = {"gateways": [pid for pid, _ in gateways]} if gateways else {}
-        meter = Meter(url, server.url("postgres"), pids | {"simulated hosts": [crowd.pid]})
+        pids |= {"simulated hosts": [crowd.pid], "submissions": [os.getpid()]}
+        meter = Meter(url, server.url("postgres"), pids)
         stack.callback(meter.close)
         store = JobStore.open(url)
         stack.callback(store.close)

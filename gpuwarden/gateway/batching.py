@@ -289,7 +289,9 @@ class Batching:
         if isinstance(operation, QuarantineOf):
             slot.quarantine = answer
         elif slot.incarnation == operation.incarnation:
-            slot.empty_s, slot.quarantine = sent_s, None
+            slot.empty_s = sent_s
+            if isinstance(operation, Claim):  # a worker that had a job was in no quarantine
+                slot.quarantine = None
 
     def _slot_of(self, worker: str, incarnation: str, seen_s: float) -> _Slot:
         slot = self._slots.get(worker)

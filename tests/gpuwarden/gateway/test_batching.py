@@ -534,6 +534,8 @@ def test_idle_worker_claims_at_the_queue_once_it_is_woken_or_drained() -> None:
         await until(lambda: central.syncs, "it is sent")
         await asyncio.sleep(0.05)
         assert await asked() == [Claim, QuarantineOf]
+        await worker.say(CompleteAndClaim(queue="gpu", lease_s=600, **worker.claim))
+        assert await asked() == []
         again.cancel()
         await worker.say(Register(queue="gpu", **worker.its))
         assert await asked() == [Claim, QuarantineOf]
