@@ -9,6 +9,7 @@ import pytest
 from kubernetes.client import CoreV1Api
 
 from exporter.model.container import Container
+from exporter.model.gpu import GpuReadings
 from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
 from exporter.sources.containers import kubelet
@@ -76,43 +77,54 @@ def test_pod_with_a_seat_is_listed_with_its_budget_and_processes(
         eventually(lambda: not listed(source, namespace), "the pod is not listed")
 
 
+def sampled(source: Pods, gpus: GpuReadings, folder: Path) -> str:
+    """The metrics of one sample."""
+    source.start()
+    try:
+        source.latest()
+        sampler = Sampler(
+            host="box-1",
+            directory=folder,
+            containers={"kubernetes": source},
+            gpus=lambda: gpus,
+            thresholds=Thresholds(),
+        )
+        return scraped(sampler.sample(), now=clock.stamp())
+    finally:
+        source.close()
+
+
 @pytest.mark.behaviour("C2")
 def test_pod_is_over_budget_by_the_sum_of_its_containers(
     cluster: Cluster, core: CoreV1Api, namespace: str, tmp_path: Path
 ) -> None:
-    source = Pods(
-        api=Api(kube.connect(cluster.kubeconfig), node=cluster.node, budgets=BudgetSources()), pod_resources=None
-    )
-    manifest = pods.pod("tenant", limits={VRAM: 1000})
-    manifest["spec"]["containers"].append(pods.container("second", limits={VRAM: 500}))
+    budgets = BudgetSources(annotations=("gpu-memory",))
+    source = Pods(api=Api(kube.connect(cluster.kubeconfig), node=cluster.node, budgets=budgets), pod_resources=None)
+    tenant = pods.pod("tenant", limits={VRAM: 1000})
+    tenant["spec"]["containers"].append(pods.container("second", limits={VRAM: 500}))
+    annotated = {each: pods.pod(each) for each in ("kai", "much")}
+    annotated["kai"]["metadata"]["annotations"] = {"gpu-memory": "2000"}
+    annotated["much"]["metadata"]["annotations"] = {"gpu-memory": "much"}
     with seats(core, cluster, 5000):
-        core.create_namespaced_pod(namespace, manifest)
-        core.create_namespaced_pod(namespace, pods.pod("free"))
-        eventually(lambda: len(listed(source, namespace)) == 3, "three containers run", within_s=30)
+        for manifest in (tenant, *annotated.values(), pods.pod("free"), pods.pod("idle", limits={VRAM: 100})):
+            core.create_namespaced_pod(namespace, manifest)
+        eventually(lambda: len(listed(source, namespace)) == 6, "all containers run", within_s=30)
         pids = {each.name.removeprefix(f"{namespace}/"): each.pid for each in listed(source, namespace)}
-        held_mib = {"tenant/main": 800, "tenant/second": 800, "free/main": 9000}
-        gpus = build.gpus(
-            build.gpu(0, *(build.process(pids[name], 0.0, mib * build.MIB) for name, mib in held_mib.items()))
-        )
-        source.start()
-        try:
-            source.latest()
-            sampler = Sampler(
-                host="box-1",
-                directory=tmp_path,
-                containers={"kubernetes": source},
-                gpus=lambda: gpus,
-                thresholds=Thresholds(),
-            )
-            text = scraped(sampler.sample(), now=clock.stamp())
-        finally:
-            source.close()
+        held_mib = {"tenant/main": 800, "tenant/second": 800, "free/main": 9000, "kai/main": 2500, "much/main": 1}
+        held = (build.process(pids[name], 0.0, mib * build.MIB) for name, mib in held_mib.items())
+        text = sampled(source, build.gpus(build.gpu(0, *held)), tmp_path)
 
-    its = re.findall(r'gpuwarden_container_gpu_memory_(budget|over_budget)_bytes{container="([^"]*)".*} (\S+)', text)
-    mine = {(what, name): float(value) / build.MIB for what, name, value in its if name.startswith(namespace)}
-    assert mine == {
-        ("budget", f"{namespace}/tenant/main"): 1500,
-        ("over_budget", f"{namespace}/tenant/main"): 100,
+    of_pods = rf'container="{namespace}/([^"]*)"'
+    its = re.findall(rf"gpuwarden_container_gpu_memory_(budget|over_budget)_bytes{{{of_pods}.*}} (\S+)", text)
+    assert {(what, name): float(value) / build.MIB for what, name, value in its} == {
+        ("budget", "tenant/main"): 1500,
+        ("over_budget", "tenant/main"): 100,
+        ("budget", "kai/main"): 2000,
+        ("over_budget", "kai/main"): 500,
+    }
+    assert set(re.findall(rf'budget_invalid{{{of_pods},reason="(\w+)"}} 1.0', text)) == {
+        ("idle/main", "no_gpu"),
+        ("much/main", "bad_budget"),
     }
 
 
