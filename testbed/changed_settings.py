@@ -31,9 +31,6 @@ CHANGED: Final[Mapping[str, str]] = {
     "stuck_factor": "on a busy machine any step may be long",
     "probe_interval_s": "a test waits for several probes",
     "probe_timeout_s": "a probe must end before the next one begins",
-    "push": "a host reports to the gateway of the test",
-    "token_file": "a host reports to the gateway of the test",
-    "push_interval_s": "a test waits for several reports",
     # The executor
     "stop_grace_s": "a hung worker ignores SIGTERM, so every test would wait for the whole grace",
     "cooldown_s": "tests let one worker hang many times",

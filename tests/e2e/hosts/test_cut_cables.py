@@ -110,7 +110,8 @@ def test_work_on_a_host_that_is_cut_off_is_held_and_ends_once(hosts: Fleet) -> N
     assert hosts.is_in(on_gpu, State.QUEUED), "no other worker gets the GPU"
     assert [hosts.store.job(each).state for each in (job_id, command_id)] == [State.HOST_LOST] * 2
     assert hosts.alerts('alertname="GpuwardenHostLost"') == {"GpuwardenHostLost of left"}
-    assert not hosts.query(known_task)
+    assert hosts.query('gpuwarden_gateway_host_lost{host="left"} == 1')
+    assert not hosts.query(f'up{{host="left"}} == 1 or {known_task}')
     assert task_process.poll() is None
 
     hosts.hosts["left"].heal()
