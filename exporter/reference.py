@@ -36,7 +36,7 @@ METRICS: Final = {
     "Servers": r"^gpuwarden_server_",
     "GPU drivers": r"^gpuwarden_driver_",
     "Health of GPUs": r"^gpuwarden_gpu_(xid|temperature|power|\w+_clock|throttled|ecc|remapped|row|pcie)",
-    "GPUs": r"^gpuwarden_gpu_",
+    "GPUs": r"^gpuwarden_(gpu|node)_",
     "Exporter": r"^gpuwarden_(exporter|build|collector|sample)_",
 }
 """Headings of the metrics, and which belong there: the first that matches."""

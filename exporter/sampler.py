@@ -118,6 +118,7 @@ class Sampler:
         found = self._workers.observe(answers.workers, running, answers.listings, now_s=now_s)
         servers = self._observe_servers(running, found.workers, answers.listings, now_s=now_s)
         account = self._gpus.account(gpus, placement, now_s=now_s)
+        pods = answers.listings.get("kubernetes")
         snapshot = Snapshot(
             host=self._host,
             taken=now,
@@ -141,6 +142,7 @@ class Sampler:
             unseen=tuple(sorted(unseen(answers.listings, running))),
             worker_evidence=seen.worker_evidence,
             unknown=self._unknown.counts,
+            advertised_bytes=None if pods is None else pods.advertised_bytes,
             took_s=time.monotonic() - began_s,
         )
         snapshot = ranks.judge(snapshot)

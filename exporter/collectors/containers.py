@@ -312,6 +312,14 @@ def _oom_kills(snapshot: Snapshot) -> Iterable[Metric]:
 def _vram_budgets(snapshot: Snapshot) -> Iterable[Metric]:
     found = list(vram_budgets.tenants(snapshot))
     yield gauge(
+        "gpuwarden_node_gpu_memory_advertised_bytes",
+        "GPU memory that the Kubernetes node advertises to the scheduler; 0 if it advertises none.",
+        (),
+        [((), snapshot.advertised_bytes)],
+        source="`status.allocatable` of the node: `--budget-resource`, read every 30 s",
+        absent="not `--pods api`, or the Kubernetes API does not answer",
+    )
+    yield gauge(
         "gpuwarden_container_gpu_memory_budget_bytes",
         "VRAM budget of the container on each of its GPUs, set by its owner. That of a pod is on one container.",
         _NAME,

@@ -95,6 +95,7 @@ SOURCES: Final = {
     "source_docker": "check that Docker runs",
     "source_podman": "check Podman (systemctl status podman.socket)",
     "source_kubernetes": "check the Kubernetes API and /var/log/containers",
+    "source_node": "allow the exporter's account to get nodes",
     "source_pod_resources": "check that the kubelet runs",
     "source_gpu": "check the GPU driver (`nvidia-smi`)",
     "source_drm": "check that the exporter can read /proc and /sys (docs/reference/gpus.md)",

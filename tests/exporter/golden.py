@@ -254,6 +254,7 @@ SNAPSHOT = build.snapshot(
         "w1": build.evidence(gpu_idle_s=None, ram_idle_s=0.0, io_idle_s=None),
     },
     unknown={("worker-1", "gpu", "not_listed"): 12, ("w3", "ram", "unreadable"): 3},
+    advertised_bytes=14000 * build.MIB,
     took_s=0.0125,
 )  # fmt: skip
 

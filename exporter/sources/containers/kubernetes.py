@@ -31,6 +31,9 @@ LOGS: Final = Path("/var/log/containers")
 REFRESH_S: Final = 5.0
 """Seconds between two listings."""
 
+NODE_S: Final = 30.0
+"""Seconds between two readings of the node."""
+
 FRESH_S: Final = 20.0
 """Age up to which a listing counts, seconds."""
 
@@ -111,6 +114,50 @@ class Api:
             )
         items = found["items"]
         return [each for pod in items for each in running_containers(pod, self._budgets, self._namespaces)]
+
+    def advertised_bytes(self) -> int:
+        """GPU memory that the node advertises to the scheduler; 0 without the resource.
+
+        Raises:
+            KubeError: no answer, or an HTTP error.
+            Exception: the answer is invalid.
+        """
+        from kubernetes.utils.quantity import parse_quantity  # noqa: PLC0415 - slow, and only for this source
+
+        with kube.request("read this node"):
+            node = kube.read_json(self._core.read_node(self._node, _preload_content=False, _request_timeout=TIMEOUT_S))
+        shown = node["status"].get("allocatable") or {}
+        found = next((shown[each] for each in self._budgets.resources if each in shown), "0")
+        return int(parse_quantity(found)) * 2**20
+
+
+class NodeReader:
+    """Reads now and then what the node advertises. A failure costs only this figure."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._health: SourceHealth | None = None
+        self._read_s = 0.0
+        self._answered_unix_s: float | None = None
+        self.advertised_bytes: int | None = None
+
+    def read(self, now_s: float) -> SourceHealth:
+        """Read the node if that is due."""
+        if self._health is None or now_s - self._read_s >= NODE_S:
+            self._read_s, began_s, message = now_s, time.monotonic(), None
+            try:
+                self.advertised_bytes = self._api.advertised_bytes()
+                self._answered_unix_s = time.time()
+            except Exception as error:  # noqa: BLE001 - an invalid answer must not cost the pods
+                self.advertised_bytes, message = None, f"{type(error).__name__}: {error}"
+            self._health = SourceHealth(
+                source="node",
+                success=message is None,
+                duration_s=time.monotonic() - began_s,
+                message=message,
+                succeeded_unix_s=self._answered_unix_s,
+            )
+        return self._health
 
 
 def running_containers(
@@ -214,6 +261,7 @@ class Pods(Listener):
         self._whole: dict[str, str] = {}
         self._absent: frozenset[str] = frozenset()
         self._walked_s = -ABSENT_S
+        self._node = None if api is None else NodeReader(api)
 
     def latest(self) -> Listing:
         """The newest listing, without containers that ended since.
@@ -244,7 +292,8 @@ class Pods(Listener):
             raise OSError(f"the kubelet's logs in {self._logs}: {error}") from None
         whole = self._find_groups({each.id for each in known}, taken_s)
         known = [replace(each, id=whole.get(each.id, each.id)) for each in known]
-        other_sources = self._read_kubelet(known)
+        node = None if self._node is None else self._node.read(taken_s)
+        other_sources = [each for each in (self._read_kubelet(known), node) if each is not None]
         before = self._listing.containers if self._listing else {}
         containers = {}
         for each in known:
@@ -257,7 +306,8 @@ class Pods(Listener):
             duration_s=time.monotonic() - taken_s,
             ids=frozenset(each.id for each in known),
             lag_s=LAG_S,
-            other_sources=() if other_sources is None else (other_sources,),
+            other_sources=tuple(other_sources),
+            advertised_bytes=None if self._node is None else self._node.advertised_bytes,
         )
 
     def _read_kubelet(self, known: Collection[PodContainer]) -> SourceHealth | None:

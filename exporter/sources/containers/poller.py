@@ -36,6 +36,7 @@ class Listing:
         unseen: names of running containers with a VRAM budget that could not be inspected.
         whole: whether no running container is missing.
         other_sources: results of further sources.
+        advertised_bytes: GPU memory that the Kubernetes node advertises.
     """
 
     containers: dict[str, Container]
@@ -47,6 +48,7 @@ class Listing:
     unseen: tuple[str, ...] = ()
     whole: bool = True
     other_sources: tuple[SourceHealth, ...] = ()
+    advertised_bytes: int | None = None
 
 
 class Listener(ABC):

@@ -184,6 +184,7 @@ UNPLAYED: Final = {
         "GPU health of the driver, which only notifies people",
     ),
     "gpuwarden_container_gpu_memory_budget_invalid": "an invalid label, which is the same as no budget",
+    "gpuwarden_node_gpu_memory_advertised_bytes": "what a Kubernetes node advertises, which only notifies people",
     "gpuwarden_statefiles_invalid": "files of other programs",
     "gpuwarden_queue_host_worker_info": "a worker without readable files",
     "gpuwarden_queue_jobs_ended_total": "jobs that fail, which only notifies people",

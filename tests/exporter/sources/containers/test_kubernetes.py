@@ -110,7 +110,8 @@ class Cluster:
 
     def __init__(self) -> None:
         self.pods: Any = {"items": []}
-        self.status = 200
+        self.status = self.node_status = 200
+        self.node: Any = {"status": {"allocatable": {VRAM: "14k"}}}
         self.asked: list[str] = []
         self.url = ""
 
@@ -129,8 +130,9 @@ def a_cluster() -> Iterator[Cluster]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             found.asked.append(self.path)
-            body = json.dumps(found.pods).encode()
-            self.send_response(found.status)
+            about_node = "/nodes/" in self.path
+            body = json.dumps(found.node if about_node else found.pods).encode()
+            self.send_response(found.node_status if about_node else found.status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -334,7 +336,10 @@ def test_container_of_a_pod_has_its_name_and_budget_from_the_api(host: Host, clu
         pod="llm-0",
         group=f"{host.top}/{GROUP}/cri-containerd-{ID}.scope",
     )
-    assert cluster.asked == ["/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-1&resourceVersion=0"]
+    assert cluster.asked == [
+        "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-1&resourceVersion=0",
+        "/api/v1/nodes/node-1",
+    ]
 
 
 def test_container_of_a_pod_has_its_name_from_the_kubelets_links_without_the_api(host: Host) -> None:
@@ -754,3 +759,38 @@ def scrape(port: int) -> list[str]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         found: str = answer.read().decode()
     return found.splitlines()
+
+
+@pytest.mark.behaviour("C1")
+@pytest.mark.parametrize(
+    ("status", "advertised_bytes"),
+    [
+        ({"allocatable": {"cpu": "2", VRAM: "14k"}}, 14000 * 2**20),
+        ({"allocatable": {"cpu": "2"}}, 0),
+        ({}, 0),
+    ],
+)
+def test_memory_that_the_node_advertises_is_read(
+    host: Host, cluster: Cluster, status: dict[str, Any], advertised_bytes: int
+) -> None:
+    cluster.node = {"status": status}
+
+    listing = on(host, api=of(cluster)).list_now()
+
+    assert listing.advertised_bytes == advertised_bytes
+    assert [(each.source, each.success) for each in listing.other_sources] == [("node", True)]
+
+
+@pytest.mark.behaviour("C1")
+@pytest.mark.parametrize(("node_status", "node"), [(403, {"message": "no"}), (200, {"kind": "Node"}), (200, [])])
+def test_node_that_cannot_be_read_costs_only_its_figure(
+    host: Host, cluster: Cluster, node_status: int, node: Any
+) -> None:
+    cluster.pods = {"items": [a_pod()]}
+    cluster.node_status, cluster.node = node_status, node
+
+    listing = on(host, api=of(cluster)).list_now()
+
+    assert listing.advertised_bytes is None
+    assert [(each.source, each.success) for each in listing.other_sources] == [("node", False)]
+    assert listing.ids == {ID}
