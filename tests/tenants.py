@@ -1,11 +1,14 @@
 """Pods of one namespace that opted in, for tests of evictions."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from kubernetes import client
 
+from gpuwarden.kube import api
 from gpuwarden.kube.api import KubeError
 from gpuwarden.kube.pods import Handle
 from remediator.actuators import ActuatorError
@@ -17,6 +20,8 @@ from tests.waiting import eventually
 
 MANAGED: Final = {"gpuwarden.io/managed": "true"}
 BUDGETS: Final = "poddisruptionbudgets"
+READS: Final = {"resources": ["pods"], "verbs": ["get", "list"]}
+EVICTS: Final = {"resources": ["pods/eviction"], "verbs": ["create"]}
 
 
 @dataclass
@@ -75,6 +80,22 @@ class Tenants:
 
         eventually(patient(runs), f"{name} runs", within_s=60)
         return found[-1]
+
+    def limited(self, folder: Path, *rules: dict[str, list[str]], token: str = "") -> Any:
+        """A client of a service account that has only these rights in the namespace, or another token."""
+        rbac = client.RbacAuthorizationV1Api(self.api)
+        role = {"metadata": {"name": "evicts"}, "rules": [{"apiGroups": [""], **each} for each in rules]}
+        rbac.create_namespaced_role(self.namespace, role)
+        subject = {"kind": "ServiceAccount", "name": "default", "namespace": self.namespace}
+        ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "evicts"}
+        binding = {"metadata": {"name": "evicts"}, "subjects": [subject], "roleRef": ref}
+        rbac.create_namespaced_role_binding(self.namespace, binding)
+        request = {"spec": {"audiences": None, "expirationSeconds": 3600}}
+        answer = self.core.create_namespaced_service_account_token("default", self.namespace, request)
+        found = json.loads(self.cluster.kubeconfig.read_text())
+        found["users"][0]["user"] = {"token": token or answer.status.token}
+        (folder / "kubeconfig").write_text(json.dumps(found))
+        return api.connect(folder / "kubeconfig")
 
     def protect(self, name: str, *, at_least: int = 1) -> None:
         """Set a PodDisruptionBudget, and wait until it counts."""

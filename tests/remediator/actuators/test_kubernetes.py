@@ -3,13 +3,12 @@
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes import client
 
-from gpuwarden.kube import api
 from gpuwarden.kube.api import KubeError
 from gpuwarden.kube.pods import Handle
 from remediator.actuators import ActuatorError, NotAllowedError
@@ -18,7 +17,7 @@ from remediator.plan import ContainerState
 from remediator.reasons import Reason
 from testbed.kubernetes import pods
 from testbed.kubernetes.cluster import Cluster
-from tests.tenants import MANAGED, Tenants, patient
+from tests.tenants import EVICTS, MANAGED, READS, Tenants, patient
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.kube, pytest.mark.behaviour("C3")]
@@ -181,28 +180,7 @@ def test_static_pod_is_refused(tenants: Tenants) -> None:
 @pytest.fixture
 def limited(tenants: Tenants, tmp_path: Path) -> Callable[..., Any]:
     """Return a client of a service account that has only these rights in the namespace, or another token."""
-
-    def grant(*rules: dict[str, list[str]], token: str = "") -> Any:
-        core, rbac, namespace = tenants.core, client.RbacAuthorizationV1Api(tenants.api), tenants.namespace
-        role = {"metadata": {"name": "evicts"}, "rules": [{"apiGroups": [""], **each} for each in rules]}
-        rbac.create_namespaced_role(namespace, role)
-        subject = {"kind": "ServiceAccount", "name": "default", "namespace": namespace}
-        ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "evicts"}
-        rbac.create_namespaced_role_binding(
-            namespace, {"metadata": {"name": "evicts"}, "subjects": [subject], "roleRef": ref}
-        )
-        request = {"spec": {"audiences": None, "expirationSeconds": 3600}}
-        answer = core.create_namespaced_service_account_token("default", namespace, request)
-        found = json.loads(tenants.cluster.kubeconfig.read_text())
-        found["users"][0]["user"] = {"token": token or answer.status.token}
-        (tmp_path / "kubeconfig").write_text(json.dumps(found))
-        return api.connect(tmp_path / "kubeconfig")
-
-    return grant
-
-
-READS = {"resources": ["pods"], "verbs": ["get", "list"]}
-EVICTS = {"resources": ["pods/eviction"], "verbs": ["create"]}
+    return partial(tenants.limited, tmp_path)
 
 
 @pytest.mark.behaviour("C9")
