@@ -1,0 +1,147 @@
+"""The rights in deploy/kubernetes: each one has a use, and without it that use is refused."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from kubernetes.client import ApiClient, Configuration, CoreV1Api, RbacAuthorizationV1Api
+
+import deploy
+from gpuwarden.kube.api import KubeError
+from gpuwarden.kube.pods import ALONE_LABEL, MANAGED_LABEL
+from remediator.actuators import NotAllowedError
+from remediator.actuators.kubernetes import KubernetesActuator
+from remediator.clients.nodes import Nodes
+from remediator.seats import Node
+from testbed.kubernetes import pods
+from testbed.kubernetes.cluster import Cluster
+from tests.waiting import eventually
+
+MANIFESTS: Final = Path(deploy.__file__).parent / "kubernetes"
+RESOURCE: Final = "gpuwarden/vram-mib"
+
+Right = tuple[str, str]
+Use = Callable[[Any, str, str, str], object]
+
+
+def _rules(file: str, kind: str) -> list[dict[str, Any]]:
+    (rules,) = (each["rules"] for each in yaml.safe_load_all((MANIFESTS / file).read_text()) if each["kind"] == kind)
+    return list(rules)
+
+
+OF_CLUSTER: Final = _rules("base/account.yaml", "ClusterRole")
+OF_NAMESPACE: Final = _rules("evict/role.yaml", "Role")
+RIGHTS: Final = {
+    (resource, verb)
+    for rule in (*OF_CLUSTER, *OF_NAMESPACE)
+    for resource in rule["resources"]
+    for verb in rule["verbs"]
+}
+USES: Final[dict[Right, Use]] = {
+    ("nodes", "get"): lambda api, node, _space, _handle: Nodes(api, RESOURCE).read(node),
+    ("nodes", "watch"): lambda api, node, _space, _handle: watch(api, node),
+    ("nodes/status", "patch"): lambda api, node, _space, _handle: Nodes(api, RESOURCE).advertise(node, None),
+    ("pods", "list"): lambda api, node, _space, _handle: Nodes(api, RESOURCE).budgets_mib(node),
+    ("pods", "get"): lambda api, node, space, handle: actuator(api, node, space).look(handle),
+    ("pods/eviction", "create"): lambda api, node, space, handle: actuator(api, node, space).check_stop(handle),
+}
+
+NEEDED_FIRST: Final[dict[Right, Right]] = {("pods/eviction", "create"): ("pods", "get")}
+
+
+def watch(api: Any, node: str) -> None:
+    """Watch a node for a second, from any state."""
+    Nodes(api, RESOURCE).wait_for_change(Node(name=node), wait_s=1)
+
+
+def actuator(api: Any, node: str, namespace: str) -> KubernetesActuator:
+    return KubernetesActuator(api, node=node, namespaces=[namespace])
+
+
+@pytest.fixture
+def core(cluster: Cluster) -> CoreV1Api:
+    return CoreV1Api(cluster.api())
+
+
+@pytest.fixture
+def tenant(cluster: Cluster, core: CoreV1Api, namespace: str) -> str:
+    """A running pod that may be evicted; returns the handle of its container."""
+    manifest = pods.pod("tenant", labels={MANAGED_LABEL: "true", ALONE_LABEL: "true"})
+    core.create_namespaced_pod(namespace, manifest)
+    cluster.wait(lambda: core.read_namespaced_pod("tenant", namespace).status.phase == "Running", "running pod")
+    uid = core.read_namespaced_pod("tenant", namespace).metadata.uid
+    return f"{namespace}/Pod/tenant tenant {uid} main"
+
+
+@pytest.fixture
+def account(cluster: Cluster, core: CoreV1Api, namespace: str) -> Iterator[Callable[[set[Right]], Any]]:
+    """Make an account with these rights; returns a client of the API."""
+    rbac = RbacAuthorizationV1Api(cluster.api())
+    made: list[str] = []
+
+    def rules(of: list[dict[str, Any]], rights: set[Right]) -> list[dict[str, Any]]:
+        return [
+            {"apiGroups": rule["apiGroups"], "resources": [resource], "verbs": [verb]}
+            for rule in of for resource in rule["resources"] for verb in rule["verbs"] if (resource, verb) in rights
+        ]  # fmt: skip
+
+    def make(rights: set[Right]) -> Any:
+        name = f"{namespace}-{len(made)}"
+        made.append(name)
+        core.create_namespaced_service_account(namespace, {"metadata": {"name": name}})
+        bound: dict[str, Any] = {
+            "metadata": {"name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        }
+        of = {"apiGroup": "rbac.authorization.k8s.io", "name": name}
+        rbac.create_cluster_role({"metadata": {"name": name}, "rules": rules(OF_CLUSTER, rights)})
+        rbac.create_cluster_role_binding({**bound, "roleRef": {**of, "kind": "ClusterRole"}})
+        rbac.create_namespaced_role(namespace, {"metadata": {"name": name}, "rules": rules(OF_NAMESPACE, rights)})
+        rbac.create_namespaced_role_binding(namespace, {**bound, "roleRef": {**of, "kind": "Role"}})
+        token = core.create_namespaced_service_account_token(name, namespace, {"spec": {"expirationSeconds": 600}})
+        configuration = Configuration(host=cluster.url)
+        configuration.ssl_ca_cert = str(cluster.folder / "pki" / "ca.crt")
+        configuration.api_key["authorization"] = f"Bearer {token.status.token}"
+        return ApiClient(configuration)
+
+    yield make
+    for name in made:
+        rbac.delete_cluster_role_binding(name)
+        rbac.delete_cluster_role(name)
+
+
+def test_each_right_of_the_manifests_has_a_use() -> None:
+    assert USES.keys() == RIGHTS
+
+
+@pytest.mark.kube
+@pytest.mark.slow
+@pytest.mark.behaviour("C9")
+def test_each_use_needs_its_right(
+    cluster: Cluster, namespace: str, tenant: str, account: Callable[[set[Right]], Any]
+) -> None:
+    without = {right: account(RIGHTS - {right}) for right in RIGHTS}
+    without["none", ""] = account(RIGHTS)
+
+    for missing, api in without.items():
+        needed = {right: {right, NEEDED_FIRST.get(right, right)} for right in USES}
+        for right, use in USES.items():
+            if missing not in needed[right]:
+                eventually(partial(works, use, api, cluster.node, namespace, tenant), f"{right} without {missing}")
+        if missing in USES:
+            with pytest.raises((KubeError, NotAllowedError), match="403"):
+                USES[missing](api, cluster.node, namespace, tenant)
+
+
+def works(use: Use, api: Any, node: str, namespace: str, handle: str) -> bool:
+    """Whether the account may do it; a new role is known to the API server a moment later."""
+    try:
+        use(api, node, namespace, handle)
+    except (KubeError, NotAllowedError) as error:
+        if "403" not in str(error):
+            raise
+        return False
+    return True
