@@ -94,7 +94,7 @@ class Reason(Code):
     NOT_MANAGED = (
         "not_managed",
         "the container did not opt in",
-        "Set its label `gpuwarden.managed=true`, if gpuwarden may restart it. For a pod: `gpuwarden.io/managed=true`.",
+        "Set its label `gpuwarden.managed=true`, if gpuwarden may restart it. For a pod: `gpuwarden/managed=true`.",
     )
     SHARED_CONTAINER = (
         "shared_container",

@@ -18,7 +18,7 @@ from testbed.kubernetes import pods
 from testbed.kubernetes.cluster import Cluster
 from tests.waiting import eventually
 
-MANAGED: Final = {"gpuwarden.io/managed": "true"}
+MANAGED: Final = {"gpuwarden/managed": "true"}
 BUDGETS: Final = "poddisruptionbudgets"
 READS: Final = {"resources": ["pods"], "verbs": ["get", "list"]}
 EVICTS: Final = {"resources": ["pods/eviction"], "verbs": ["create"]}

@@ -2,9 +2,9 @@
 
 Labels of a pod:
 
-    gpuwarden.io/managed              `true`: it may be evicted
-    gpuwarden.io/vram-protected       any value but `false`: never for its memory
-    gpuwarden.io/without-controller   `true`: also without a controller
+    gpuwarden/managed              `true`: it may be evicted
+    gpuwarden/vram-protected       any value but `false`: never for its memory
+    gpuwarden/without-controller   `true`: also without a controller
 """
 
 import re
@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple, Self
 KIND: Final = "kubernetes"
 """Kind of a pod's container."""
 
-MANAGED_LABEL: Final = "gpuwarden.io/managed"
-PROTECTED_LABEL: Final = "gpuwarden.io/vram-protected"
-ALONE_LABEL: Final = "gpuwarden.io/without-controller"
+MANAGED_LABEL: Final = "gpuwarden/managed"
+PROTECTED_LABEL: Final = "gpuwarden/vram-protected"
+ALONE_LABEL: Final = "gpuwarden/without-controller"
 
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 """On static pods."""

@@ -14,7 +14,7 @@ OWNER = {"kind": "ReplicaSet", "name": "web-5d4f", "uid": "o1", "controller": Tr
 
 def metadata(*, owner: dict[str, Any] | None = OWNER, annotations: dict[str, str] | None = None, **labels: str) -> Any:
     """The metadata of a pod in namespace ml; by default it opted in and has a controller."""
-    its = {f"gpuwarden.io/{name.replace('_', '-')}": value for name, value in {"managed": "true", **labels}.items()}
+    its = {f"gpuwarden/{name.replace('_', '-')}": value for name, value in {"managed": "true", **labels}.items()}
     return {
         "namespace": "ml",
         "name": "web-5d4f-x",
@@ -33,10 +33,10 @@ def test_pod_that_opted_in_may_be_evicted() -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        pytest.param(metadata(managed="yes"), "gpuwarden.io/managed is not true", id="another value"),
-        pytest.param(metadata() | {"labels": None}, "gpuwarden.io/managed is not true", id="no labels"),
+        pytest.param(metadata(managed="yes"), "gpuwarden/managed is not true", id="another value"),
+        pytest.param(metadata() | {"labels": None}, "gpuwarden/managed is not true", id="no labels"),
         pytest.param(metadata() | {"namespace": "web"}, "does not list its namespace web", id="another namespace"),
-        pytest.param(metadata(owner=None), "gpuwarden.io/without-controller=true", id="no controller"),
+        pytest.param(metadata(owner=None), "gpuwarden/without-controller=true", id="no controller"),
         pytest.param(metadata(owner=OWNER | {"kind": "Node"}), "static pod", id="owned by its node"),
         pytest.param(metadata(annotations={"kubernetes.io/config.mirror": "h"}), "static pod", id="mirror pod"),
         pytest.param(

@@ -133,14 +133,14 @@ def test_pod_that_changed_since_it_was_read_is_not_deleted(tenants: Tenants) -> 
 
 @pytest.mark.behaviour("C9")
 def test_pod_that_may_not_be_evicted_is_refused_with_a_reason(tenants: Tenants) -> None:
-    alone = MANAGED | {"gpuwarden.io/without-controller": "true"}
+    alone = MANAGED | {"gpuwarden/without-controller": "true"}
     tenants.pod("bare", labels=MANAGED)
     tenants.pod("alone", labels=alone)
     tenants.pod("other", labels={})
     works = tenants.actuator()
     refused = {
         "no controller would replace it": (works, tenants.running("bare")),
-        "its label gpuwarden.io/managed is not true": (works, tenants.running("other")),
+        "its label gpuwarden/managed is not true": (works, tenants.running("other")),
         "does not list its namespace": (tenants.actuator(namespaces=["elsewhere"]), tenants.running("alone")),
         f"on node {tenants.cluster.node}, not on node-2": (tenants.actuator(node="node-2"), tenants.running("alone")),
     }
@@ -162,7 +162,7 @@ def test_pod_that_may_not_be_evicted_is_refused_with_a_reason(tenants: Tenants) 
 
 @pytest.mark.behaviour("C9")
 def test_static_pod_is_refused(tenants: Tenants) -> None:
-    manifest = pods.pod("static", labels=MANAGED | {"gpuwarden.io/without-controller": "true"})
+    manifest = pods.pod("static", labels=MANAGED | {"gpuwarden/without-controller": "true"})
     manifest["metadata"]["namespace"] = tenants.namespace
     path = tenants.cluster.manifests / "static.json"
     path.write_text(json.dumps(manifest))
@@ -265,7 +265,7 @@ def test_processes_of_a_pod_are_those_of_all_its_containers(tenants: Tenants) ->
 
 def test_process_that_ignores_the_end_is_killed_after_the_grace(tenants: Tenants) -> None:
     stubborn = pods.pod("web", ["sh", "-c", STUBBORN])
-    stubborn["metadata"]["labels"] = MANAGED | {"gpuwarden.io/without-controller": "true"}
+    stubborn["metadata"]["labels"] = MANAGED | {"gpuwarden/without-controller": "true"}
     stubborn["spec"]["terminationGracePeriodSeconds"] = 600
     tenants.core.create_namespaced_pod(tenants.namespace, stubborn)
     state, works = tenants.running("web"), tenants.actuator()
