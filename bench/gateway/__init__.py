@@ -71,7 +71,7 @@ class Load:
 
 FLEET: Final = Load(hosts=1250, workers=8, gateways=2)
 
-DIRECT: Final = Load(hosts=5, workers=8, gateways=0, rates=(5.0,))
+DIRECT: Final = Load(hosts=5, workers=8, gateways=0, rates=(5.0,), lost=20)
 """As many workers as a PostgreSQL with its default settings takes. Jobs take `HOLD_S`, so they take few."""
 
 
