@@ -78,16 +78,16 @@ def open_regular(path: Path | str) -> int:
     return descriptor
 
 
-def read_owned(path: Path | str) -> tuple[str, int]:
-    """Read a file of a tenant, and the uid of its owner.
+def read_owned(path: Path | str) -> tuple[str, os.stat_result]:
+    """Read a file of a tenant, and its owner and mode.
 
     Raises:
         OSError: it cannot be read.
-        StateFileError: it not regular, too long, or not UTF-8.
+        StateFileError: it is not regular, too long, or not UTF-8.
     """
     descriptor = open_regular(path)
     try:
-        uid = os.fstat(descriptor).st_uid
+        status = os.fstat(descriptor)
         data = os.read(descriptor, SIZE_MAX_BYTES + 1)
         while len(data) <= SIZE_MAX_BYTES and (more := os.read(descriptor, SIZE_MAX_BYTES + 1 - len(data))):
             data += more
@@ -96,7 +96,7 @@ def read_owned(path: Path | str) -> tuple[str, int]:
     if len(data) > SIZE_MAX_BYTES:
         raise StateFileError("oversized", f"over {SIZE_MAX_BYTES} bytes")
     try:
-        return data.decode("utf-8"), uid
+        return data.decode("utf-8"), status
     except UnicodeDecodeError:
         raise StateFileError("not_json", "not UTF-8") from None
 

@@ -127,7 +127,7 @@ _JOB_FILES: Final[_ParseCache[JobFile]] = _ParseCache()
 
 def _read_worker(directory: Path, folder: str, base: str, proc: Path, invalid: InvalidFiles) -> WorkerReading:
     stem = f"{directory}/{folder}/{base}"
-    text, uid = read_owned(stem + state_file.WORKER_SUFFIX)
+    text, status = read_owned(stem + state_file.WORKER_SUFFIX)
     worker = _WORKER_FILES.read(text, state_file.parse_worker)
     if worker.worker != base:
         raise StateFileError("name", f"the content has worker {worker.worker}")
@@ -158,7 +158,7 @@ def _read_worker(directory: Path, folder: str, base: str, proc: Path, invalid: I
         pid=pid,
         container_id=container_id,
         folder=folder,
-        uid=uid,
+        uid=status.st_uid,
         process=process,
         ranks=() if job is None else _ranks(stem + state_file.JOB_SUFFIX, worker, job, proc, invalid),
     )

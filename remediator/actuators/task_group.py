@@ -1,10 +1,11 @@
 """Ends the process group of a task of another runner, on a person's order (D7).
 
-The order is an id. All else comes from the task's file on this host, which its owner wrote. So this ends only what that
-owner could end: processes of the same user, in a group whose leader is as old as the file says.
+The order is an id. All else comes from the task's file on this host, which only its owner may write. So this ends only
+what that owner could end: processes of the same user, in a group whose leader is as old as the file says.
 """
 
 import os
+import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from remediator.actuators.process import end_all
 
 _KERNEL_THREAD: Final = 0x00200000
 """PF_KTHREAD of the flags in proc_pid_stat(5)."""
+
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 class _NotEndedError(Exception):
@@ -77,8 +80,9 @@ class TaskGroups:
         for folder in self._folders:
             path = folder / name
             try:
-                text, uid = read_owned(path)
+                text, status = read_owned(path)
                 file = state_file.parse_task(text)
+                others_write_folder = _others_may_write_in(folder)
             except FileNotFoundError as error:
                 if not folder.is_dir():
                     _refuse(f"folder {folder} cannot be read: {error.strerror}")
@@ -87,14 +91,24 @@ class TaskGroups:
                 _refuse(f"{path} cannot be read: {error.strerror}")
             except StateFileError as error:
                 _refuse(f"{path} is invalid: {error}")
+            if status.st_mode & _OTHERS_WRITE:
+                _refuse(f"others may write its file {path}: start its runner with umask 022")
+            if others_write_folder:
+                _refuse(f"others may write in the folder of its file, {folder}: remove that right")
             if file.task_id != task_id:
                 _refuse(f"{path} is of task {file.task_id}")
-            found.append((file, uid))
+            found.append((file, status.st_uid))
         if not found:
-            raise _NotEndedError(TaskOutcome.GONE, f"no file {name} in {', '.join(map(str, self._folders))}")
+            _refuse(f"no file of this task here: no {name} in {', '.join(map(str, self._folders))}")
         if len(found) > 1:
             _refuse(f"{len(found)} folders have a file {name}")
         return found[0]
+
+
+def _others_may_write_in(folder: Path) -> bool:
+    """Whether others may replace files; a sticky folder does not let them."""
+    mode = folder.stat().st_mode
+    return bool(mode & _OTHERS_WRITE) and not mode & stat.S_ISVTX
 
 
 def _leader(file: TaskFile, uid: int) -> ProcessId:

@@ -13,8 +13,8 @@ from gpuwarden.queue.hosts.task_orders import TaskOutcome, TaskResult
 from remediator.actuators.task_group import TaskGroups
 from remediator.clients.task_orders import OrderSource
 
-ASK_S: Final = 5.0
-"""Time between two questions for orders, seconds."""
+ASK_S: Final = 30.0
+"""Time between two questions for orders, seconds. 1,250 hosts ask 46 times a second."""
 
 JITTER: Final = 0.2
 """Part of it that is random, so that hosts do not ask together."""

@@ -29,6 +29,15 @@ GRACE_S: Final = 2.0
 WITHIN_S: Final = 45.0
 """From the end of the cut until the task has ended: a request may wait 10 s, the next one comes 5 s later."""
 
+EXECUTOR: Final = """
+import sys
+from gpuwarden.cli.main import main
+from remediator.executor import task_orders
+task_orders.ASK_S = 5.0
+sys.exit(main())
+"""
+"""`gpuwarden` that asks for orders more often."""
+
 RUNNER: Final = """
 printf '{"running_log_id":%s,"remote_pid":"%s","remote_pgid":"%s","timestamp":"%s"}' \\
   "$2" "$$" "$$" "$(date +%s)" >"$1/$2.json"
@@ -65,7 +74,7 @@ class Site:
         its = ["--ledger", f"sqlite:///{own}/ledger.db", "--queue-db", f"sqlite:///{own}/queue.db", "--docker", "none"]
         its += ["--runtime-dir", str(own), "--stop-grace-s", str(GRACE_S), "--task-dir", str(self.tasks)]
         its += ["--gateway", f"https://{self.network.address}:{PORT}", "--token-file", str(own / "token")]
-        argv = [*gpuwarden("remediator", "execute"), *its, "--ca-file", str(ours.own.cert)]
+        argv = [sys.executable, "-c", EXECUTOR, "remediator", "execute", *its, "--ca-file", str(ours.own.cert)]
         self._start("executor", self.host.command(argv))
         self.until(lambda: "executor ready" in self.log("executor"), "the executor is ready")
 

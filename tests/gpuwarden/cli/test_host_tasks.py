@@ -39,7 +39,10 @@ def test_order_waits_for_the_host_and_then_says_what_it_did(store: JobStore, cli
     assert (found["outcome"], found["message"], found["task_id"]) == ("refused", "pid 7 is of another user", 123)
 
 
-@pytest.mark.parametrize(("outcome", "code"), [(TaskOutcome.ENDED, 0), (TaskOutcome.GONE, 0), (TaskOutcome.FAILED, 1)])
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [(TaskOutcome.ENDED, 0), (TaskOutcome.GONE, 0), (TaskOutcome.REFUSED, 1), (TaskOutcome.FAILED, 1)],
+)
 def test_command_waits_for_the_hosts_answer(store: JobStore, cli: Cli, outcome: TaskOutcome, code: int) -> None:
     def serve() -> None:
         eventually(lambda: store.task_orders.of_host("box1", now=store.now()), "the order is given")

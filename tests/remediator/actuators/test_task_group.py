@@ -69,7 +69,7 @@ def start() -> Iterator[Callable[..., Group]]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     found = tmp_path / "running_tasks"
-    found.mkdir()
+    found.mkdir(0o755)
     return found
 
 
@@ -78,6 +78,7 @@ def write(folder: Path, pid: int, **fields: Any) -> Path:
     its = {"running_log_id": TASK, "remote_pid": str(pid), "remote_pgid": str(pid), "timestamp": f"{time.time():.0f}"}
     path = folder / f"{TASK}.json"
     path.write_text(json.dumps(its | fields))
+    path.chmod(0o644)
     return path
 
 
@@ -153,9 +154,7 @@ def test_group_that_survives_sigkill_is_a_failure(
 # --- what is gone
 
 
-def test_task_without_a_file_or_a_process_is_gone(folder: Path, start: Callable[..., Group]) -> None:
-    assert end(folder).outcome is TaskOutcome.GONE
-
+def test_task_whose_process_has_ended_is_gone(folder: Path, start: Callable[..., Group]) -> None:
     task = start()
     write(folder, task.pid)
     task.kill()
@@ -295,7 +294,7 @@ def test_link_fifo_long_file_and_second_file_end_nothing(
     task = start()
     path = write(folder, task.pid)
     second = tmp_path / "second"
-    second.mkdir()
+    second.mkdir(0o755)
 
     (second / path.name).symlink_to(path)
     refused(second, says="cannot be read")
@@ -309,6 +308,52 @@ def test_link_fifo_long_file_and_second_file_end_nothing(
     refused(folder, second, says="2 folders have a file 123.json")
 
     assert task.living == [True, True]
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_file_that_others_may_write_ends_nothing(folder: Path, start: Callable[..., Group], mode: int) -> None:
+    """Another user could write another pid of the owner into it."""
+    task = start()
+    write(folder, task.pid).chmod(mode)
+
+    refused(folder, says=f"others may write its file {folder}/123.json: start its runner with umask 022")
+
+    assert task.living == [True, True]
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_file_that_others_may_replace_ends_nothing(folder: Path, start: Callable[..., Group], mode: int) -> None:
+    task = start()
+    write(folder, task.pid)
+    folder.chmod(mode)
+
+    refused(folder, says=f"others may write in the folder of its file, {folder}")
+
+    assert task.living == [True, True]
+
+
+def test_sticky_folder_of_several_users_is_used(folder: Path, start: Callable[..., Group]) -> None:
+    """In it, only the owner replaces a file."""
+    task = start()
+    write(folder, task.pid)
+    folder.chmod(0o1777)
+
+    assert end(folder).outcome is TaskOutcome.ENDED
+
+
+@pytest.mark.parametrize(("umask", "outcome"), [("022", TaskOutcome.ENDED), ("002", TaskOutcome.REFUSED)])
+def test_umask_of_a_shell_decides_whether_its_task_can_be_ended(
+    folder: Path, start: Callable[..., Group], umask: str, outcome: TaskOutcome
+) -> None:
+    fields = '{"running_log_id":123,"remote_pid":"%s","remote_pgid":"%s","timestamp":"%s"}'
+    start(f"umask {umask}; printf '{fields}' $$ $$ $(date +%s) >{folder}/123.json; {ENDS}")
+
+    assert end(folder).outcome is outcome
+
+
+def test_id_without_a_file_is_refused(folder: Path) -> None:
+    """A wrong id, host or folder is no success."""
+    refused(folder, says=f"no file of this task here: no 123.json in {folder}")
 
 
 def test_folder_that_cannot_be_read_is_not_an_empty_one(folder: Path, tmp_path: Path) -> None:
