@@ -101,7 +101,7 @@ class CheckSilences:
 
 
 class CheckStop:
-    """Replaces the stop of a pod by a wait while the API does not allow an eviction."""
+    """Replaces the stop of a pod, and the warning and fence before it, by a wait while its eviction is not allowed."""
 
     def __init__(self, actuators: Mapping[str, Actuator], timers: Timers, clock: SuspendAwareClock) -> None:
         self._actuators = actuators
@@ -109,10 +109,12 @@ class CheckStop:
         self._clock = clock
 
     def __call__(self, facts: Facts, step: plan.Step) -> plan.Step:
-        """Check a stop."""
+        """Check a stop, and the first step of a restart that needs one."""
         free, timers = facts.episode.free, self._timers.of(facts.episode.episode_id)
         actuator = None if free is None else self._actuators.get(free.data["kind"])
-        if not isinstance(step, plan.Stop) or free is None or not isinstance(actuator, Evicts):
+        # A worker fenced before an eviction that is not allowed would lose its job and keep its memory.
+        begins = isinstance(step, plan.Stop) or (_ends_it(facts, step) and guards.is_untouched(facts))
+        if not begins or free is None or not isinstance(actuator, Evicts):
             return step
         now_s = self._clock.now_s()
         if timers.stop_held is not None and now_s < timers.stop_held[1]:

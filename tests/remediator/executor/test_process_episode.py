@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
@@ -10,12 +10,13 @@ import pytest
 from gpuwarden.evidence import WorkerFacts
 from gpuwarden.job import Condition, State
 from gpuwarden.queue import JobStore, Submission
+from remediator.actuators import NotAllowedError
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.executor.executor import Clients, Executor
 from remediator.executor.perform import Performer
 from remediator.executor.process_episode import STEPS_MAX
 from remediator.ledger.ledger import Ledger
-from remediator.plan import Begin, Facts, Outcome, Step, WouldAct
+from remediator.plan import Begin, ContainerState, Facts, Outcome, Step, WouldAct
 from remediator.reasons import Finding, Reason
 from remediator.remedies import REMEDIES
 from tests.remediator.builders import HOST, alert
@@ -327,3 +328,40 @@ def test_alert_without_an_incarnation_is_fixed(ledger: Ledger, store: JobStore) 
 
     assert history(ledger).outcome == Outcome.FIXED
     assert store.job(job_id).state is State.QUEUED
+
+
+class GuardedPods(World):
+    """A host with containers that end for ever, as pods do, and a PodDisruptionBudget."""
+
+    guarded = True
+
+    def check_stop(self, handle: str) -> None:
+        if self.guarded:
+            raise NotAllowedError(Reason.DISRUPTION_BUDGET, f"the disruption budget of {handle} needs 1 healthy pod")
+
+    def list_others(self, _handle: str) -> frozenset[str] | None:
+        return None
+
+    def list_pids(self, handle: str) -> frozenset[int]:
+        return self._box(handle).pids
+
+    def find_successor(self, handle: str, *, others: Collection[str]) -> ContainerState | None:
+        raise AssertionError(f"nothing replaces {handle}: {others}")
+
+
+@pytest.mark.behaviour("C3")
+def test_job_of_a_hung_worker_runs_until_the_eviction_of_its_pod_is_allowed(ledger: Ledger, store: JobStore) -> None:
+    world = GuardedPods(*stalled_job(ledger, store).boxes.values())
+    hasty = replace(PACE, limits=replace(LIMITS, settle_timeout_s=0.0))
+    works = executor(ledger, store, world, settings=hasty)
+
+    for _ in range(5):
+        turn(works, ledger)
+
+    assert journal(ledger) == ["saw alert: firing", "decided begin", "decided wait: disruption_budget"]
+    assert history(ledger).wait_reason == "disruption_budget"
+    assert store.job(1).state is State.RUNNING
+    world.guarded = False
+    to_the_end(executor(ledger, store, world), ledger)
+    assert journal(ledger)[3:7] == ["did fence", "decided stop", "did stop", "saw free: dead"]
+    assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)

@@ -5,6 +5,7 @@ from typing import cast
 
 import pytest
 
+from gpuwarden.procfs import ProcessId
 from remediator import plan
 from remediator.actuators import Actuator, ActuatorError, NotAllowedError
 from remediator.clients.alertmanager import SilenceResult, Silences
@@ -16,6 +17,7 @@ from remediator.plan import Facts, Stage
 from remediator.reasons import Reason
 from remediator.remedies.guards import Silence
 from tests.remediator.builders import (
+    FENCED_JOB,
     KEY,
     LIMITS,
     facts,
@@ -24,6 +26,7 @@ from tests.remediator.builders import (
     host_facts,
     run_facts,
     server_facts,
+    settle,
     tenant_facts,
 )
 from tests.remediator.executor.builders import BOUNDLESS
@@ -102,6 +105,24 @@ def test_stop_that_the_api_does_not_allow_waits_and_is_asked_again_later(answer:
     timers.of(planned.episode.episode_id).stop_held = cast("plan.Wait", held[0]), time.monotonic()
     pods.answer = None
     assert stage(planned, stop) is stop
+
+
+LISTENER = ProcessId(4001, 1)
+FIRST_STEPS = [plan.Fence(message=""), plan.Warn(signal="SIGUSR1", listener=LISTENER, message="")]
+
+
+@pytest.mark.behaviour("C3")
+@pytest.mark.parametrize("step", FIRST_STEPS, ids=["fence", "warning"])
+def test_nothing_is_done_to_a_worker_before_the_eviction_of_its_pod_is_allowed(step: plan.Step) -> None:
+    pods = Pods(NotAllowedError(Reason.DISRUPTION_BUDGET, "web needs 2"))
+    stage = CheckStop({"kubernetes": cast("Actuator", pods)}, Timers(), SuspendAwareClock())
+    planned, begun = free(Stage.PLANNED, kind="kubernetes"), settle(Stage.PLANNED)
+
+    assert stage(facts(planned, begun), step) == plan.Wait(reason=Reason.DISRUPTION_BUDGET, message="")
+    # A job that is already fenced cannot wait, and a pod that has ended needs no eviction.
+    assert stage(facts(planned, begun, job=FENCED_JOB), step) is step
+    assert stage(facts(planned, begun, container=None), step) is step
+    assert pods.asked == 1
 
 
 def test_stop_of_a_container_and_other_steps_of_a_pod_are_not_asked_about() -> None:
