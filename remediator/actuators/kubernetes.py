@@ -88,7 +88,9 @@ class KubernetesActuator:
         own_s = pod["spec"].get("terminationGracePeriodSeconds")
         # A grace of 0 removes the object before its processes end.
         grace = max(1, round(min(grace_s, grace_s if own_s is None else own_s)))
-        if "deletionTimestamp" not in pod["metadata"]:
+        about = pod["metadata"]
+        # `kubectl drain` may have given it longer; the API accepts a shorter grace of a pod that is ending.
+        if "deletionTimestamp" not in about or (about.get("deletionGracePeriodSeconds") or 0) > grace:
             self._end(its, pod, grace_s=grace)
         deadline_s = time.monotonic() + grace + END_MARGIN_S
         while self._still_runs(its):
@@ -105,7 +107,7 @@ class KubernetesActuator:
         """See `Evicts.check_stop`: a dry run of the request."""
         its = _parse(handle)
         pod = self._managed(its)
-        if pod is None or "deletionTimestamp" in pod["metadata"]:
+        if pod is None:
             return
         try:
             self._end(its, pod, grace_s=1, dry_run=True)

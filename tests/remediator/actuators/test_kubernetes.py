@@ -263,12 +263,18 @@ def test_processes_of_a_pod_are_those_of_all_its_containers(tenants: Tenants) ->
     assert state.pids.isdisjoint(other.pids)
 
 
-def test_process_that_ignores_the_end_is_killed_after_the_grace(tenants: Tenants) -> None:
+@pytest.mark.parametrize("drained", [False, True])
+def test_process_that_ignores_the_end_is_killed_after_the_grace(tenants: Tenants, drained: bool) -> None:
     stubborn = pods.pod("web", ["sh", "-c", STUBBORN])
     stubborn["metadata"]["labels"] = MANAGED | {"gpuwarden/without-controller": "true"}
     stubborn["spec"]["terminationGracePeriodSeconds"] = 600
     tenants.core.create_namespaced_pod(tenants.namespace, stubborn)
     state, works = tenants.running("web"), tenants.actuator()
+    if drained:
+        tenants.core.delete_namespaced_pod("web", tenants.namespace, grace_period_seconds=600)
+        works.check_stop(state.handle)
+        pod = tenants.core.read_namespaced_pod("web", tenants.namespace)
+        assert pod.metadata.deletion_grace_period_seconds == 600
     began_s = time.monotonic()
 
     works.stop(state.handle, grace_s=2.0)
