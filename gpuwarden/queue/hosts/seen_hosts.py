@@ -56,7 +56,15 @@ def hear(connection: Connection, host: str, now: float) -> None:
 def _hear_workers(connection: Connection, now: float) -> None:
     """Note the contacts of workers without a gateway."""
     heard_at = func.max(WORKERS.c.last_seen_at)
-    lately = select(WORKERS.c.host, heard_at).where(WORKERS.c.last_seen_at >= now - QUIET_S).group_by(WORKERS.c.host)
+    known = HOSTS.alias("known")
+    # Only newer contacts: a conflict locks the host's row, even if it writes nothing.
+    is_newer = or_(known.c.heard_at.is_(None), WORKERS.c.last_seen_at > known.c.heard_at)
+    lately = (
+        select(WORKERS.c.host, heard_at)
+        .select_from(WORKERS.outerjoin(known, known.c.host == WORKERS.c.host))
+        .where(WORKERS.c.last_seen_at >= now - QUIET_S, is_newer)
+        .group_by(WORKERS.c.host)
+    )
     rows = upsert(connection, HOSTS).from_select(["host", "heard_at"], lately)
     newer = rows.excluded.heard_at > HOSTS.c.heard_at
     its = {"heard_at": rows.excluded.heard_at, "lost_at": None}

@@ -3,7 +3,9 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from sqlalchemy import text
 
+from gpuwarden.db.transactions import reading
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.hosts.reports import Kind
 from gpuwarden.queue.hosts.silence import KNOWN_S, QUIET_S, Verdict
@@ -44,6 +46,18 @@ def test_older_contact_of_a_worker_changes_nothing(store: JobStore) -> None:
     decided(store, NOW + 6)
 
     assert heard(store) == {"box1": NOW + 5}
+
+
+@pytest.mark.needs_postgres
+def test_look_locks_no_host_that_is_not_newer(shared_store: JobStore) -> None:
+    """PostgreSQL notes the last lock of a row in `xmax`."""
+    register(shared_store, "i1", now=NOW)
+    decided(shared_store, NOW + 1)
+
+    decided(shared_store, NOW + 2)
+
+    with reading(shared_store._engine) as connection:
+        assert connection.scalar(text("SELECT xmax FROM hosts")) == "0"
 
 
 @pytest.mark.behaviour("D4")
