@@ -60,7 +60,7 @@ class Operation(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
     path: ClassVar[str]
     settles: ClassVar[bool] = False
-    """Whether a repeated request needs the first answer."""
+    """Whether a repeated request gets the first answer. A gateway keeps many, so they must be small."""
     waits: ClassVar[bool] = False
     """Whether the answer comes later."""
     worker: Name
@@ -263,10 +263,14 @@ class Complete(OnJob):
 
 
 class CompleteAndClaim(OnJob):
-    """Complete the job, and claim the next one."""
+    """Complete the job, and claim the next one.
+
+    The answer has a payload, so none is kept. After a lost answer `IsSettled` confirms the result, and the next claim
+    returns the same job.
+    """
 
     path = "complete-and-claim"
-    settles = ends = True
+    ends = True
     refused = None
     queue: Text
     lease_s: Lease

@@ -16,14 +16,15 @@ import pytest
 
 from gpuwarden.db.errors import DatabaseError, NoAnswerError
 from gpuwarden.gateway.app import SLOT_BOUNDS
-from gpuwarden.gateway.client import GatewayChanges, GatewayStore
+from gpuwarden.gateway.client import GatewayChanges, GatewayStore, _Requests
 from gpuwarden.gateway.operations import OPERATIONS, OnJob
 from gpuwarden.gateway.wire import BODY_MAX_BYTES, PREFIX, REQUEST_ID, SOCKET_NAME
 from gpuwarden.job import ItemState, State
 from gpuwarden.queue import Job, JobStore, ReplacedError, Submission
 from gpuwarden.queue.models import Completion, Success
+from gpuwarden.reporter import Reporter
 from tests.gpuwarden.gateway.builders import described, documented
-from tests.gpuwarden.worker.builders import Spawn, gateway
+from tests.gpuwarden.worker.builders import Spawn, gateway, run_worker
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.both_databases
@@ -135,20 +136,50 @@ def test_repeated_request_gets_the_first_answer(rooms: Path, store: JobStore) ->
 
 
 @pytest.mark.usefixtures("door")
-def test_repeated_completion_gets_the_same_next_job(rooms: Path, store: JobStore) -> None:
+def test_gateway_keeps_no_next_job_for_a_repeated_completion(rooms: Path, store: JobStore) -> None:
+    """A payload may have 1 MiB. The next claim returns the same job."""
     for _ in range(3):
         submit(store)
     job = claim(GatewayStore(rooms / "w2", worker="w2", queue="gpu"))
-    held = {"worker": "w2", "incarnation": "i2", "attempt": 1}
-    body = {**held, "job_id": job.job_id, "queue": "gpu", "lease_s": 600}
+    slot = {"worker": "w2", "incarnation": "i2", "queue": "gpu", "lease_s": 600}
+    body = {**slot, "attempt": 1, "job_id": job.job_id}
 
     first, again = (post(rooms, "w2", PREFIX + "complete-and-claim", body, "one") for _ in range(2))
-    other = post(rooms, "w2", PREFIX + "complete-and-claim", body, "two")
+    next_job = post(rooms, "w2", PREFIX + "claim", slot)[1]["result"]
 
-    assert first == again
     assert (first[1]["result"]["done"], first[1]["result"]["job"]["job_id"]) == (True, job.job_id + 1)
-    assert other == (200, {"result": None, "refused": "job"})
+    assert again == (200, {"result": None, "refused": "job"})
+    assert (next_job["job_id"], next_job["attempt"]) == (job.job_id + 1, 1)
     assert [each.state for each in store.jobs()].count(State.RUNNING) == 1
+
+
+@pytest.mark.usefixtures("door")
+def test_jobs_run_once_after_the_answer_with_the_next_job_is_lost(
+    rooms: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        submit(store)
+    read, lost, ran = _Requests.read, list[Any](), list[int]()
+
+    def read_or_lose(self: _Requests, connection: Any) -> Any:
+        found = read(self, connection)
+        if isinstance(found, dict) and "idle" in found and not lost:  # of a completion with a claim
+            lost.append(found["job"]["job_id"])
+            raise ConnectionResetError
+        return found
+
+    def body(job: Job, _report: Reporter) -> Callable[[], None]:
+        return lambda: ran.append(job.job_id)
+
+    monkeypatch.setattr(_Requests, "read", read_or_lose)
+    through: Any = GatewayStore(rooms / "w1", worker="w1", queue="gpu")
+    with Reporter(rooms, worker="w1", queue="gpu") as reporter:
+        run_worker(through, reporter, body, jobs_max=3, heartbeat_s=60, lease_s=600)
+
+    jobs = sorted(store.jobs(), key=lambda job: job.job_id)
+    assert lost == [jobs[1].job_id]
+    assert ran == [job.job_id for job in jobs]
+    assert [(job.state, job.attempt) for job in jobs] == [(State.COMPLETED, 1)] * 3
 
 
 @pytest.mark.usefixtures("door")
