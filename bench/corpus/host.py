@@ -142,7 +142,7 @@ class Host:
 
 
 class Gateway:
-    """A central gateway, which hears each host while its scrapes succeed."""
+    """A central gateway, which hears each host while its scrapes succeed. Each host has jobs."""
 
     def __init__(self) -> None:
         self._seen: dict[str, SeenHost] = {}
@@ -150,7 +150,8 @@ class Gateway:
     def look(self, second: int, heard: Iterable[str]) -> None:
         """Decide which hosts are lost."""
         self._seen |= {name: SeenHost(host=name, heard_at=second) for name in heard}
-        for each in decide(self._seen.values(), now=second, since=0.0, after_s=Limits.host_lost_after_s).lost:
+        limits = {"since": 0.0, "after_s": Limits.host_lost_after_s}
+        for each in decide(self._seen.values(), at_work=self._seen, now=second, **limits).lost:
             self._seen[each.host] = replace(each, lost_at=second)
 
     def lost(self) -> dict[str, bool]:

@@ -2,29 +2,32 @@
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, delete, func, or_, select, update
+from sqlalchemy import Connection, Row, Select, and_, delete, func, or_, select, update
 
 from gpuwarden.db.locks import advisory_lock
 from gpuwarden.db.rows import converted, readable
 from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.fields import made_from
+from gpuwarden.job import State
+from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.hosts.silence import KNOWN_S, QUIET_S, SeenHost, Verdict, decide
 from gpuwarden.queue.hosts.tokens import valid_after
-from gpuwarden.queue.schema import HOST_TOKENS, HOSTS, WORKERS
+from gpuwarden.queue.schema import HOST_TOKENS, HOSTS, JOBS, WORKERS
 
 
 class SeenHosts(QueueBase):
     """Hosts that were heard."""
 
     def decide(self, *, now: float, since: float, after_s: float) -> Verdict:
-        """Mark hosts as lost, and return them. See `silence.decide`."""
+        """Mark lost hosts, and return them."""
         with writing(self._engine) as connection:
             advisory_lock(connection, "hosts")
             _hear_workers(connection, now)
             _forget_old(connection, now)
             hosts = list(readable(connection.execute(select(HOSTS)), _to_host))
-            found = decide(hosts, now=now, since=since, after_s=after_s)
+            at_work = set(connection.scalars(_at_work()))
+            found = decide(hosts, at_work=at_work, now=now, since=since, after_s=after_s)
             return Verdict(lost=tuple(each for each in found.lost if _lose(connection, each, now)), spared=found.spared)
 
     def rows(self) -> list[SeenHost]:
@@ -57,7 +60,7 @@ def _hear_workers(connection: Connection, now: float) -> None:
     """Note the contacts of workers without a gateway."""
     heard_at = func.max(WORKERS.c.last_seen_at)
     known = HOSTS.alias("known")
-    # Only newer contacts: a conflict locks the host's row, even if it writes nothing.
+    # A conflict that writes nothing locks the row.
     is_newer = or_(known.c.heard_at.is_(None), WORKERS.c.last_seen_at > known.c.heard_at)
     lately = (
         select(WORKERS.c.host, heard_at)
@@ -72,11 +75,17 @@ def _hear_workers(connection: Connection, now: float) -> None:
 
 
 def _forget_old(connection: Connection, now: float) -> None:
-    """Forget revoked hosts, and silent ones."""
+    """Forget revoked hosts, and silent ones unless they have lost jobs."""
     enrolled, valid = select(HOST_TOKENS.c.host), select(HOST_TOKENS.c.host).where(valid_after(now))
     revoked = and_(HOSTS.c.host.in_(enrolled), HOSTS.c.host.not_in(valid))
-    old = and_(HOSTS.c.lost_at.is_(None), HOSTS.c.heard_at < now - KNOWN_S)
+    old = and_(HOSTS.c.heard_at < now - KNOWN_S, or_(HOSTS.c.lost_at.is_(None), HOSTS.c.host.not_in(_at_work())))
     connection.execute(delete(HOSTS).where(or_(revoked, old)))
+
+
+def _at_work() -> Select[Any]:
+    """Hosts with jobs."""
+    held = sql.is_in({State.RUNNING, State.HOST_LOST})
+    return select(JOBS.c.host).where(JOBS.c.worker.is_not(None), held).distinct()  # as the index says
 
 
 def _lose(connection: Connection, host: SeenHost, now: float) -> bool:

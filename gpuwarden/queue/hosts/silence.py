@@ -32,15 +32,18 @@ class Verdict:
     spared: tuple[SeenHost, ...] = ()
 
 
-def decide(hosts: Collection[SeenHost], *, now: float, since: float, after_s: float) -> Verdict:
-    """Decide which hosts were not heard for `after_s` while a gateway listened (D4).
+def decide(
+    hosts: Collection[SeenHost], *, at_work: Collection[str], now: float, since: float, after_s: float
+) -> Verdict:
+    """Decide which hosts `at_work` were not heard for `after_s` while a gateway listened (D4).
 
-    None is lost while more are silent than heard: the gateway may be cut off.
+    None is lost while more of them are silent than hosts are heard: the gateway may be cut off.
     """
     quiet_s = min(QUIET_S, after_s)
     known = [each for each in hosts if each.lost_at is None]
-    silent = [each for each in known if each.silent_s(now) >= quiet_s]
+    quiet = [each for each in known if each.silent_s(now) >= quiet_s]
+    silent = [each for each in quiet if each.host in at_work]
     due = tuple(each for each in silent if now - max(each.heard_at, since) >= after_s)
-    if 2 * len(silent) > len(known):
+    if len(silent) > len(known) - len(quiet):
         return Verdict(spared=due)
     return Verdict(lost=due)

@@ -14,6 +14,7 @@ from gpuwarden.queue import JobStore
 from gpuwarden.queue.hosts.reports import Kind
 from gpuwarden.queue.hosts.tokens import PREFIX, Scope
 from tests.conftest import Cli
+from tests.gpuwarden.queue.builders import put_to_work
 
 pytestmark = pytest.mark.both_databases
 
@@ -140,6 +141,7 @@ def test_host_is_shown_with_the_age_of_its_reports(store: JobStore, cli: Cli) ->
 
 def test_removed_host_is_forgotten_once_it_is_silent(store: JobStore, cli: Cli) -> None:
     now = store.now()
+    put_to_work(store, "box1")
     store.batches.sync("box1", [], [], now=now - 600)
     store.batches.sync("box2", [], [], now=now)
     store.seen_hosts.decide(now=now, since=now - 600, after_s=180.0)

@@ -11,7 +11,7 @@ from gpuwarden.gateway import host_watch
 from gpuwarden.gateway.host_watch import GAP_S, LOOK_S, HostWatch
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.hosts.silence import Verdict
-from tests.gpuwarden.queue.builders import NOW
+from tests.gpuwarden.queue.builders import NOW, put_to_work
 
 AFTER_S = 60.0
 
@@ -34,6 +34,7 @@ class Scene:
 
     def __init__(self, store: JobStore, clocks: Clocks) -> None:
         self.store, self.clocks, self.watch = store, clocks, HostWatch(store, after_s=AFTER_S)
+        put_to_work(store, "box1", "box2")
         for host in ("box1", "box2"):
             store.batches.sync(host, [], [], now=NOW)
 

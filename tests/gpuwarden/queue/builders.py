@@ -21,6 +21,13 @@ def claim(store: JobStore, incarnation: str = "i1", *, now: float = NOW, queue: 
     return job
 
 
+def put_to_work(store: JobStore, *hosts: str, now: float = NOW - 1000) -> None:
+    """Let each host claim a job."""
+    for host in hosts:
+        submit(store)
+        assert store.claims.claim("gpu", host=host, worker="w1", incarnation=f"{host}-i1", now=now)
+
+
 def fenced(store: JobStore, **changed: Any) -> Job:
     submit(store, **changed)
     job = claim(store)

@@ -10,7 +10,7 @@ from gpuwarden.queue import JobStore
 from gpuwarden.queue.hosts.reports import Kind
 from gpuwarden.queue.hosts.silence import KNOWN_S, QUIET_S, Verdict
 from gpuwarden.queue.models import Beat
-from tests.gpuwarden.queue.builders import NOW, register
+from tests.gpuwarden.queue.builders import NOW, put_to_work, register
 
 pytestmark = pytest.mark.both_databases
 
@@ -64,6 +64,7 @@ def test_look_locks_no_host_that_is_not_newer(shared_store: JobStore) -> None:
 @pytest.mark.behaviour("D6")
 @pytest.mark.parametrize("by", ["message", "report", "worker"])
 def test_lost_host_is_back_once_it_is_heard(store: JobStore, by: str) -> None:
+    put_to_work(store, "box1")
     store.batches.sync("box1", [], [], now=NOW - 180)
     store.batches.sync("box2", [], [], now=NOW)
     assert decided(store, NOW - 1) == []
@@ -83,6 +84,7 @@ def test_lost_host_is_back_once_it_is_heard(store: JobStore, by: str) -> None:
 
 
 def test_one_of_several_gateways_marks_a_host(store: JobStore) -> None:
+    put_to_work(store, "box1")
     store.batches.sync("box1", [], [], now=NOW - 180)
     store.batches.sync("box2", [], [], now=NOW)
 
@@ -93,6 +95,7 @@ def test_one_of_several_gateways_marks_a_host(store: JobStore) -> None:
 
 
 def test_silent_majority_is_spared_and_forgotten_after_an_hour(store: JobStore) -> None:
+    put_to_work(store, "box1", "box2")
     for host in ("box1", "box2"):
         store.batches.sync(host, [], [], now=NOW)
     end = NOW + KNOWN_S
@@ -107,6 +110,7 @@ def test_silent_majority_is_spared_and_forgotten_after_an_hour(store: JobStore) 
 
 
 def test_lost_host_stays_lost(store: JobStore) -> None:
+    put_to_work(store, "box1")
     store.batches.sync("box1", [], [], now=NOW - 180)
     store.batches.sync("box2", [], [], now=NOW)
     decided(store)
@@ -117,7 +121,34 @@ def test_lost_host_stays_lost(store: JobStore) -> None:
     assert lost(store) == ["box1"]
 
 
+def test_lost_host_without_jobs_is_forgotten_after_an_hour(store: JobStore) -> None:
+    put_to_work(store, "box1")
+    store.batches.sync("box1", [], [], now=NOW - 180)
+    store.batches.sync("box2", [], [], now=NOW)
+    decided(store)
+    (job,) = store.jobs()
+    store.claims.complete(job.job_id, attempt=1, incarnation="box1-i1", now=NOW)
+
+    decided(store, NOW - 180 + KNOWN_S)
+    assert lost(store) == ["box1"]
+    decided(store, NOW - 180 + KNOWN_S + 1)
+    assert lost(store) == []
+
+
+@pytest.mark.behaviour("D4")
+def test_hosts_that_were_switched_off_without_jobs_are_not_lost(store: JobStore) -> None:
+    """They do not protect a host whose job may still run."""
+    put_to_work(store, "box1")
+    for host in ("box1", "off1", "off2", "off3"):
+        store.batches.sync(host, [], [], now=NOW - 180)
+    store.batches.sync("box2", [], [], now=NOW)
+
+    assert decided(store) == ["box1"]
+    assert lost(store) == ["box1"]
+
+
 def test_revoked_host_is_never_lost(store: JobStore) -> None:
+    put_to_work(store, "box1", "box2")
     for host in ("box1", "box2"):
         store.host_tokens.enrol(host, now=NOW - 180)
         store.batches.sync(host, [], [], now=NOW - 180)
