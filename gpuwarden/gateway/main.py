@@ -285,8 +285,8 @@ def _pages(registry: CollectorRegistry, web: WebConfig, *others: Route) -> Starl
 
 def _lost_after_s(text: str) -> float:
     found = float(text)
-    if not 10 <= found <= 480:
-        raise argparse.ArgumentTypeError(f"{text!a} is invalid: use seconds from 10 to 480")
+    if not 30 <= found <= 480:  # a host with jobs may be heard every 21 s only: a heartbeat waits 10 s for others
+        raise argparse.ArgumentTypeError(f"{text!a} is invalid: use seconds from 30 to 480")
     return found
 
 
@@ -320,7 +320,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=Help,
     )
     central.add_argument("--host-lost-after-s", type=_lost_after_s, default=180.0, metavar="SECONDS",
-                         help="time after which a host that was heard before is lost, seconds")  # fmt: skip
+                         help="time after which a silent host with jobs is lost, seconds from 30 to 480")  # fmt: skip
     for each, act, what, port in (
         (host, _host, "/metrics and /-/healthy", HOST_PORT),
         (central, _central, "the hosts' requests, /reports, /metrics and /-/healthy", CENTRAL_PORT),

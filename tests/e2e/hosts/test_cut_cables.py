@@ -30,7 +30,7 @@ BUDGET_S: Final = 550.0
 
 BODY: Final = "tests.e2e.hosts.held_body:load"
 GPU: Final = "GPU-left"
-SHORT: Final = Times(lost_after_s=20, lease_s=120, heartbeat_s=1, scrape_s=1)
+SHORT: Final = Times(lost_after_s=30, lease_s=120, heartbeat_s=1, scrape_s=1)
 """A host's gateway sends its heartbeats every 10 s."""
 
 

@@ -1,7 +1,8 @@
 """The central gateway decides which hosts are lost."""
 
+import argparse
 import asyncio
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 from structlog.testing import capture_logs
@@ -9,6 +10,7 @@ from structlog.testing import capture_logs
 from gpuwarden.db.errors import DatabaseError
 from gpuwarden.gateway import host_watch
 from gpuwarden.gateway.host_watch import GAP_S, LOOK_S, HostWatch
+from gpuwarden.gateway.main import _lost_after_s
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.hosts.silence import Verdict
 from tests.gpuwarden.queue.builders import NOW, put_to_work
@@ -71,6 +73,12 @@ def test_silent_host_is_lost_and_comes_back_and_both_are_logged(scene: Scene) ->
         ("host lost", "box1"),
         ("lost host is back, or forgotten", "box1"),
     ]
+
+
+@pytest.mark.parametrize(("text", "is_valid"), [("29", False), ("30", True), ("480", True), ("481", False)])
+def test_limit_is_longer_than_the_interval_of_heartbeats(text: str, is_valid: bool) -> None:
+    with nullcontext() if is_valid else pytest.raises(argparse.ArgumentTypeError, match="from 30 to 480"):
+        assert _lost_after_s(text) == float(text)
 
 
 def test_gateway_that_just_started_loses_no_host(scene: Scene) -> None:
