@@ -143,6 +143,7 @@ class Sampler:
             worker_evidence=seen.worker_evidence,
             unknown=self._unknown.counts,
             advertised_bytes=None if pods is None else pods.advertised_bytes,
+            declared_bytes=None if pods is None else pods.declared_bytes,
             took_s=time.monotonic() - began_s,
         )
         snapshot = ranks.judge(snapshot)

@@ -22,6 +22,7 @@ _IDLE_BY: Final = (
 
 _NOT_RUNNING: Final = "the container does not run"
 _NO_BUDGET: Final = "the container has no label with a VRAM budget, or an invalid one"
+_NO_NODE: Final = "not `--pods api`, or the Kubernetes API does not answer"
 _NO_WORK_READ: Final = f"{_NOT_RUNNING}; NaN while it is paused or its processes cannot be read"
 
 
@@ -317,7 +318,15 @@ def _vram_budgets(snapshot: Snapshot) -> Iterable[Metric]:
         (),
         [((), snapshot.advertised_bytes)],
         source="`status.allocatable` of the node: `--budget-resource`, read every 30 s",
-        absent="not `--pods api`, or the Kubernetes API does not answer",
+        absent=_NO_NODE,
+    )
+    yield gauge(
+        "gpuwarden_node_gpu_memory_declared_bytes",
+        "GPU memory that running pods declare in the resource that the node advertises, or in ours if it has none.",
+        (),
+        [((), snapshot.declared_bytes)],
+        source="limits of the pods, as the scheduler counts them",
+        absent=_NO_NODE,
     )
     yield gauge(
         "gpuwarden_container_gpu_memory_budget_bytes",

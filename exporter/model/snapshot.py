@@ -83,6 +83,7 @@ class Snapshot:
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """Unknown samples by (container, field, reason)."""
     advertised_bytes: int | None = None
+    declared_bytes: int | None = None
     took_s: float | None = None
 
     def container_of(self, sighting: WorkerReading) -> ContainerEvidence | None:

@@ -80,22 +80,26 @@ class ExporterClient:
     def gpu_sizes(self) -> dict[str, int | None]:
         """The memory of each GPU by UUID, bytes; `None` if it is unknown or the GPU is lost.
 
+        MIG instances count instead of their GPU, whose memory they share.
+
         Raises:
             ExporterError: no usable answer, or the GPUs cannot be listed.
         """
         sizes: dict[str, int | None] = {}
-        lost = set()
+        lost, split = set(), set()
         for sample in self._samples():
             gpu = sample.labels.get("gpu", "")
             if sample.name == "gpuwarden_gpu_info":
                 sizes.setdefault(gpu, None)
+            elif sample.name == "gpuwarden_gpu_mig_info":
+                split.add(sample.labels["parent"])
             elif sample.name == "gpuwarden_gpu_memory_size_bytes":
                 sizes[gpu] = int(sample.value)
             elif sample.name == "gpuwarden_gpu_lost_seconds" and sample.value > 0:
                 lost.add(gpu)
             elif sample.labels.get("collector") in _GPU_SOURCES and (sample.name, sample.value) == _FAILED:
                 raise ExporterError(f"the exporter at {self._url} cannot list the GPUs: see its log")
-        return {gpu: None if gpu in lost else sizes.get(gpu) for gpu in sizes.keys() | lost}
+        return {gpu: None if gpu in lost else sizes.get(gpu) for gpu in (sizes.keys() - split) | lost}
 
     def worker_evidence(self, worker: str, *, host: str) -> WorkerFacts:
         """Return the evidence about one worker of this host.

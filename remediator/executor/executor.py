@@ -89,6 +89,9 @@ class LoopSettings:
     runtime_dir: Path | None = None
     """Where supervisors read whether this executor acts."""
 
+    seats_on: bool = False
+    """Whether this executor advertises the GPU memory of its node."""
+
 
 @dataclass(frozen=True)
 class Pools:
@@ -126,6 +129,7 @@ class Executor:
             suspend_aware=self.clock,
             keep_s=settings.keep_s,
             runtime_dir=settings.runtime_dir,
+            seats_on=settings.seats_on,
             is_closing=self._closing.is_set,
         )
         self.processor = self._processor(clients)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -94,6 +95,7 @@ class Housekeeping:
         suspend_aware: SuspendAwareClock,
         keep_s: float,
         runtime_dir: Path | None,
+        seats_on: bool,
         is_closing: Callable[[], bool],
     ) -> None:
         self._ledger = ledger
@@ -109,7 +111,9 @@ class Housekeeping:
         self._sweep: Future[None] | None = None
         self._workers: int | None = None
         self._arming = Arming(host, runtime_dir)
-        self._started_at = suspend_aware.unix_s()
+        self._write_beat = partial(
+            ledger.executors.beat, host=host, started_at=suspend_aware.unix_s(), seats_on=seats_on
+        )
         self._next_fences_s = 0.0
         self._ledger_clock, self._queue_clock = ClockTrust(), ClockTrust()
 
@@ -117,14 +121,8 @@ class Housekeeping:
         """Write this executor's heartbeat. Log which remedies are armed if that changed."""
         orders = self._ledger.orders.current()
         armed = self._arming.observe(orders, now_s=self._clock.now_s())
-        self._ledger.executors.beat(
-            host=self._host,
-            pid=os.getpid(),
-            armed=armed,
-            started_at=self._started_at,
-            errors=self.errors,
-            workers=self._workers,
-            now=self._ledger.now(),
+        self._write_beat(
+            pid=os.getpid(), armed=armed, errors=self.errors, workers=self._workers, now=self._ledger.now()
         )
 
     def sweep_in_background(self, sweeping: ThreadPoolExecutor) -> None:

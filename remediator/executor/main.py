@@ -127,7 +127,7 @@ def _engines(settings: ExecuteSettings) -> dict[str, str]:
 
 
 def _seat_keeper(settings: ExecuteSettings, exporter: ExporterClient, lock: ExecutorLock) -> "SeatKeeper":
-    acts, api = settings.seats == "on", kube_api.connect()
+    acts, api = settings.seats_on, kube_api.connect()
     from remediator.clients.nodes import Nodes  # noqa: PLC0415 - slow to import
     from remediator.executor.seats import SeatKeeper  # noqa: PLC0415
 
@@ -179,4 +179,5 @@ def _loop_settings(settings: ExecuteSettings) -> LoopSettings:
         stop_grace_s=settings.stop_grace_s,
         keep_s=settings.retention_days * 86400.0,
         runtime_dir=settings.runtime_dir,
+        seats_on=settings.seats_on,
     )

@@ -46,7 +46,7 @@ class Totals:
         given_up: target of each restart that was given up, and since when.
         took: durations by outcome.
         owed_since: creation of the oldest open intent by kind and stage.
-        executor: (armed, heartbeat_at, errors); `None` before the first heartbeat.
+        executor: (armed, heartbeat_at, errors, seats_on); `None` before the first heartbeat.
     """
 
     alerts: Mapping[tuple[str, str], int]
@@ -61,7 +61,7 @@ class Totals:
     owed_since: Mapping[tuple[str, str], float]
     quarantines_refused: int
     steps: Mapping[tuple[str, str], int]
-    executor: tuple[bool, float, int] | None
+    executor: tuple[bool, float, int, bool] | None
     orders: Orders
     now: float = field(compare=False)  # ledger time of the count
 
@@ -140,7 +140,7 @@ def count_totals(connection: Connection, host: str, *, orders: Orders, now: floa
     owing = connection.execute(owed.group_by(INTENTS.c.kind, INTENTS.c.stage)).all()
     intents = {pair: count for pair, (count, _) in over["intents"].items()}
     intents |= {(kind, stage): count for kind, stage, count, _ in owing}
-    executor = connection.execute(select(EXECUTORS).where(EXECUTORS.c.host == host)).one_or_none()
+    beat = connection.execute(select(EXECUTORS).where(EXECUTORS.c.host == host)).one_or_none()
     return Totals(
         alerts=alerts,
         duplicates=over["duplicates"].get(("", ""), (0, 0.0))[0],
@@ -154,7 +154,7 @@ def count_totals(connection: Connection, host: str, *, orders: Orders, now: floa
         owed_since={(kind, stage): since for kind, stage, _, since in owing},
         quarantines_refused=_quarantines_refused(connection, host, orders),
         steps={pair: count for pair, (count, _) in over["steps"].items()},
-        executor=None if executor is None else (executor.armed, executor.heartbeat_at, executor.errors),
+        executor=None if beat is None else (beat.armed, beat.heartbeat_at, beat.errors, beat.seats_on),
         orders=orders,
         now=now,
     )

@@ -21,6 +21,7 @@ class ExecutorHeartbeat:
     heartbeat_at: float
     errors: int
     workers: int | None
+    seats_on: bool
 
 
 class Executors(LedgerPart):
@@ -36,6 +37,7 @@ class Executors(LedgerPart):
         errors: int,
         now: float,
         workers: int | None = None,
+        seats_on: bool = False,
     ) -> None:
         """Write the heartbeat of an executor, with the number of containers it watches.
 
@@ -44,7 +46,7 @@ class Executors(LedgerPart):
             DatabaseError: it could not be written.
         """
         row: dict[str, float | None] = {"pid": pid, "armed": armed, "started_at": started_at, "heartbeat_at": now}
-        row |= {"errors": errors, "workers": workers}
+        row |= {"errors": errors, "workers": workers, "seats_on": seats_on}
         with writing(self._engine) as connection:
             refuse_other_revisions(connection, LEDGER)
             connection.execute(

@@ -12,6 +12,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    false,
 )
 
 from gpuwarden.db.migrate import Schema, partial_index
@@ -186,6 +187,7 @@ EXECUTORS = Table(
     Column("heartbeat_at", Float, nullable=False),
     Column("errors", Integer, nullable=False),
     Column("workers", Integer),  # containers that its exporter watches
+    Column("seats_on", Boolean, nullable=False, server_default=false()),  # it advertises the node's GPU memory
 )
 
 # Rows never change.

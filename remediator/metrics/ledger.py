@@ -132,6 +132,11 @@ SERIES: Final = Catalogue(
         absent=_NO_EXECUTOR,
     ),
     Series(
+        "gpuwarden_remediator_seats_on",
+        "1 if the executor advertises the GPU memory of its Kubernetes node: `--seats on`.",
+        absent=_NO_EXECUTOR,
+    ),
+    Series(
         "gpuwarden_remediator_executor_down_after_seconds",
         "An alert fires if an executor has no heartbeat for this long: the setting executor_down_s.",
     ),
@@ -238,13 +243,14 @@ class LedgerCollector(Collector):
     def _executor(self, totals: Totals, now: float) -> Iterator[Metric]:
         if totals.executor is None:
             return
-        _, heartbeat_at, errors = totals.executor
+        _, heartbeat_at, errors, seats_on = totals.executor
         armed = SERIES.gauge("gpuwarden_remediator_armed")
         for remedy in sorted(REMEDIES):
             armed.add_metric((remedy,), float(totals.orders.armed(host=self._host, remedy=remedy)))
         yield armed
         yield SERIES.gauge("gpuwarden_remediator_executor_heartbeat_age_seconds", max(0.0, now - heartbeat_at))
         yield SERIES.counter("gpuwarden_remediator_executor_errors_total", errors)
+        yield SERIES.gauge("gpuwarden_remediator_seats_on", float(seats_on))
 
 
 def _counted(family: CounterMetricFamily, counts: Mapping[tuple[str, str], int]) -> CounterMetricFamily:

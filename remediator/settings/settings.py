@@ -393,6 +393,11 @@ class ExecuteSettings(CommonSettings):
         _check_addresses(self.prometheus, option="--prometheus", example="http://127.0.0.1:9090")
         return self
 
+    @property
+    def seats_on(self) -> bool:
+        """Whether the executor advertises the GPU memory of its node."""
+        return bool(self.node_name) and self.seats == "on"
+
     @field_validator("docker", "podman")
     @classmethod
     def _check_engine(cls, found: str) -> str:

@@ -74,7 +74,7 @@ class FullReports(Reports):
             owed_since={("free", "stopping"): 0.0},
             quarantines_refused=1,
             steps={("did", "stop"): 1},
-            executor=(True, 0.0, 1),
+            executor=(True, 0.0, 1, True),
             orders=Orders(),
             now=0.0,
         )

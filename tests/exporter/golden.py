@@ -255,6 +255,7 @@ SNAPSHOT = build.snapshot(
     },
     unknown={("worker-1", "gpu", "not_listed"): 12, ("w3", "ram", "unreadable"): 3},
     advertised_bytes=14000 * build.MIB,
+    declared_bytes=3000 * build.MIB,
     took_s=0.0125,
 )  # fmt: skip
 

@@ -69,7 +69,7 @@ def run_until_sigterm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...,
         signal.signal(number, handler)
 
 
-def beats(runtime_dir: Path) -> tuple[bool, float, int] | None:
+def beats(runtime_dir: Path) -> tuple[bool, float, int, bool] | None:
     if not (runtime_dir / "ledger.db").exists():
         return None
     ledger = Ledger.open(f"sqlite:///{runtime_dir}/ledger.db")

@@ -8,6 +8,7 @@ GPUs come from the kubelet's pod-resources socket. Without it the API shows only
 NVIDIA_VISIBLE_DEVICES of the first process counts. Processes come from the cgroup with the id, budgets from the API.
 """
 
+import contextlib
 import re
 import time
 from collections.abc import Collection, Mapping
@@ -24,7 +25,7 @@ from exporter.sources.containers.poller import Listener, Listing
 from gpuwarden import cgroup, gpu_names, procfs
 from gpuwarden.kube import api as kube
 from gpuwarden.kube import pods
-from gpuwarden.kube.budget import BudgetSources
+from gpuwarden.kube.budget import RESOURCE, BudgetSources, scheduled_mib
 
 LOGS: Final = Path("/var/log/containers")
 
@@ -76,6 +77,9 @@ class PodContainer:
     image: str | None = None
     gpu_resources: tuple[str, ...] | None = None
     vram_budget: VramBudget = field(default_factory=VramBudget)
+    declared_mib: Mapping[str, int] = field(default_factory=dict)
+    """What the scheduler counts for its pod, by resource; on one container of the pod."""
+
     managed: bool | None = None
 
     @property
@@ -115,8 +119,10 @@ class Api:
         items = found["items"]
         return [each for pod in items for each in running_containers(pod, self._budgets, self._namespaces)]
 
-    def advertised_bytes(self) -> int:
-        """GPU memory that the node advertises to the scheduler; 0 without the resource.
+    def advertised(self) -> tuple[str, int]:
+        """The resource by which the node advertises GPU memory to the scheduler, and how much, bytes.
+
+        Without the resource ours and 0.
 
         Raises:
             KubeError: no answer, or an HTTP error.
@@ -127,8 +133,8 @@ class Api:
         with kube.request("read this node"):
             node = kube.read_json(self._core.read_node(self._node, _preload_content=False, _request_timeout=TIMEOUT_S))
         shown = node["status"].get("allocatable") or {}
-        found = next((shown[each] for each in self._budgets.resources if each in shown), "0")
-        return int(parse_quantity(found)) * 2**20
+        resource = next((each for each in self._budgets.resources if each in shown), RESOURCE)
+        return resource, int(parse_quantity(shown.get(resource, "0"))) * 2**20
 
 
 class NodeReader:
@@ -139,6 +145,7 @@ class NodeReader:
         self._health: SourceHealth | None = None
         self._read_s = 0.0
         self._answered_unix_s: float | None = None
+        self.resource = RESOURCE
         self.advertised_bytes: int | None = None
 
     def read(self, now_s: float) -> SourceHealth:
@@ -146,7 +153,7 @@ class NodeReader:
         if self._health is None or now_s - self._read_s >= NODE_S:
             self._read_s, began_s, message = now_s, time.monotonic(), None
             try:
-                self.advertised_bytes = self._api.advertised_bytes()
+                self.resource, self.advertised_bytes = self._api.advertised()
                 self._answered_unix_s = time.time()
             except Exception as error:  # noqa: BLE001 - an invalid answer must not cost the pods
                 self.advertised_bytes, message = None, f"{type(error).__name__}: {error}"
@@ -198,7 +205,23 @@ def running_containers(
     recyclable = managed and not pods.is_protected(about)
     budget = replace(vram_budgets.pod_budget(pod, budgets), recyclable=recyclable)
     holder = next((each for each in found if each.gpu_resources), found[0] if found else None)
-    return [replace(each, vram_budget=budget) if each is holder else each for each in found]
+    return [
+        replace(each, vram_budget=budget, declared_mib=_declared_mib(spec, budgets)) if each is holder else each
+        for each in found
+    ]
+
+
+def _declared_mib(spec: Mapping[str, Any], budgets: BudgetSources) -> dict[str, int]:
+    """Without invalid limits, which the budget names."""
+    declared = {}
+    for resource in budgets.resources:
+        with contextlib.suppress(ValueError):
+            declared[resource] = scheduled_mib(spec, resource) or 0
+    return declared
+
+
+def _declared_bytes(known: Collection[PodContainer], resource: str) -> int:
+    return sum(each.declared_mib.get(resource, 0) for each in known) * 2**20
 
 
 def read_log_links(logs: Path = LOGS) -> list[PodContainer]:
@@ -308,6 +331,7 @@ class Pods(Listener):
             lag_s=LAG_S,
             other_sources=tuple(other_sources),
             advertised_bytes=None if self._node is None else self._node.advertised_bytes,
+            declared_bytes=None if self._node is None else _declared_bytes(known, self._node.resource),
         )
 
     def _read_kubelet(self, known: Collection[PodContainer]) -> SourceHealth | None:

@@ -37,6 +37,7 @@ class Listing:
         whole: whether no running container is missing.
         other_sources: results of further sources.
         advertised_bytes: GPU memory that the Kubernetes node advertises.
+        declared_bytes: what its pods declare of it.
     """
 
     containers: dict[str, Container]
@@ -49,6 +50,7 @@ class Listing:
     whole: bool = True
     other_sources: tuple[SourceHealth, ...] = ()
     advertised_bytes: int | None = None
+    declared_bytes: int | None = None
 
 
 class Listener(ABC):

@@ -33,6 +33,7 @@ from gpuwarden.db.migrate import (
 )
 from gpuwarden.queue import JobStore, Submission
 from gpuwarden.queue.schema import METADATA, QUEUE
+from remediator.ledger.schema import LEDGER
 from testbed.postgres import Postgres
 from tests.waiting import eventually
 
@@ -110,10 +111,10 @@ only_postgresql = pytest.mark.parametrize(
 )
 
 
-def differences(engine: Engine) -> list[Any]:
+def differences(engine: Engine, schema: Schema = QUEUE) -> list[Any]:
     with engine.connect() as connection:
-        options = {"version_table": QUEUE.version_table, "compare_server_default": True}
-        found = compare_metadata(MigrationContext.configure(connection, opts=options), QUEUE.tables)
+        options = {"version_table": schema.version_table, "compare_server_default": True}
+        found = compare_metadata(MigrationContext.configure(connection, opts=options), schema.tables)
     return list(found)
 
 
@@ -150,6 +151,19 @@ def test_older_database_gets_the_columns_and_tables_of_this_one(engine: Engine, 
     upgraded = open_database(empty_url, QUEUE)
 
     assert differences(upgraded) == []
+    upgraded.dispose()
+
+
+def test_older_ledger_gets_the_columns_of_this_one(empty_url: str) -> None:
+    engine = open_database(empty_url, LEDGER)
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE executors DROP COLUMN seats_on"))
+        connection.execute(text("UPDATE gpuwarden_ledger_version SET version_num = '0019'"))
+    engine.dispose()
+
+    upgraded = open_database(empty_url, LEDGER)
+
+    assert differences(upgraded, LEDGER) == []
     upgraded.dispose()
 
 

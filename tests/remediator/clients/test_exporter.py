@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from structlog.testing import LogCapture
 
 import remediator.clients.exporter
+from exporter.model.gpu import MigInstance
 from exporter.model.snapshot import SourceHealth
 from gpuwarden import evidence as facts
 from gpuwarden.errors import GpuwardenError
@@ -377,6 +378,23 @@ def test_memory_of_each_gpu_is_known_unless_a_gpu_is_lost() -> None:
         found = client.gpu_sizes()
 
     assert found == {"GPU-0": 15360 * 2**20, "GPU-1": None, "GPU-2": None, "GPU-3": None}
+
+
+@pytest.mark.behaviour("C1")
+def test_mig_instances_count_instead_of_their_gpu() -> None:
+    instances = [
+        host.gpu(
+            uuid=f"MIG-{each}",
+            memory_size_bytes=5 * 2**30,
+            mig=MigInstance(parent="GPU-0", number=each, gpu_instance=each, compute_instance=0),
+        )
+        for each in (1, 2)
+    ]
+    cards = host.gpus(host.gpu(0, memory_size_bytes=11 * 2**30), *instances, host.gpu(3, memory_size_bytes=8 * 2**30))
+    with served(live(gpus=cards)) as port, closing(ExporterClient(f"http://127.0.0.1:{port}")) as client:
+        found = client.gpu_sizes()
+
+    assert found == {"MIG-1": 5 * 2**30, "MIG-2": 5 * 2**30, "GPU-3": 8 * 2**30}
 
 
 @pytest.mark.behaviour("C1")

@@ -4,6 +4,7 @@ import itertools
 import sqlite3
 import time
 from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -61,6 +62,14 @@ def test_lease_is_reclaimed_only_after_its_worker_could_renew_it(
             steady_s += RENEWAL_S / 2
 
     assert states == [State.RUNNING, State.RUNNING, State.QUEUED]
+
+
+@pytest.mark.parametrize("seats_on", [True, False])
+def test_heartbeat_says_whether_seats_are_on(ledger: Ledger, store: JobStore, *, seats_on: bool) -> None:
+    executor(ledger, store, World(), settings=replace(PACE, seats_on=seats_on)).housekeeping.beat()
+
+    (found,) = ledger.executors.list_all()
+    assert found.seats_on is seats_on
 
 
 def test_queue_is_swept_on_a_timer(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, CliApp
 
 from remediator import reference
+from remediator.executor.main import _loop_settings
 from remediator.main import command
 from remediator.plan import Outcome
 from remediator.reasons import Reason
@@ -39,6 +40,22 @@ def test_number_has_limits(settings: type[BaseSettings]) -> None:
 def test_executor_is_not_armed_by_default() -> None:
     assert CliApp.run(ExecuteSettings, cli_args=REQUIRED).armed is False
     assert CliApp.run(ExecuteSettings, cli_args=[*REQUIRED, "--armed"]).armed is True
+
+
+@pytest.mark.parametrize(
+    ("options", "seats_on"),
+    [
+        ([], False),
+        (["--seats", "on"], False),
+        (["--node-name", "n"], False),
+        (["--node-name", "n", "--seats", "off"], False),
+        (["--node-name", "n", "--seats", "on"], True),
+    ],
+)
+def test_seats_are_on_by_an_option_on_a_kubernetes_node(options: list[str], *, seats_on: bool) -> None:
+    settings = CliApp.run(ExecuteSettings, cli_args=[*REQUIRED, *options])
+
+    assert _loop_settings(settings).seats_on is seats_on
 
 
 def test_option_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -497,7 +498,8 @@ def test_promtool_accepts_the_metrics(served: Served) -> None:
 
 def test_metrics_have_the_host_the_executor_and_the_ledger(in_process: Served) -> None:
     served = in_process
-    served.ledger.executors.beat(host=HOST, pid=1, armed=True, started_at=1.0, errors=2, now=4_000_000_000.0)
+    beat = partial(served.ledger.executors.beat, host=HOST, pid=1, armed=True, started_at=1.0, now=4_000_000_000.0)
+    beat(errors=2)
     served.ledger.orders.give(Order(act=Act.ARM, at=1.0, who="ann", reason="", remedy="restart_worker"))
 
     assert served.count("ledger_up") == 1
@@ -505,6 +507,9 @@ def test_metrics_have_the_host_the_executor_and_the_ledger(in_process: Served) -
     assert served.count("armed", remedy="restart_worker") == 1
     assert served.count("executor_heartbeat_age_seconds") == 0
     assert served.count("executor_errors_total") == 2
+    assert served.count("seats_on") == 0
+    beat(errors=2, seats_on=True)
+    assert served.count("seats_on") == 1
 
 
 def test_metrics_have_held_episodes_the_breaker_and_pauses(in_process: Served) -> None:

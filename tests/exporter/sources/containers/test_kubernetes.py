@@ -45,6 +45,7 @@ UUID = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 UID = "5d0c1f4e-0000-4000-8000-000000000001"
 GROUP = f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID.replace('-', '_')}.slice"
 VRAM = "gpuwarden/vram-mib"
+HAMI = "nvidia.com/gpumem"
 
 
 def field(number: int, value: bytes | int) -> bytes:
@@ -779,6 +780,32 @@ def test_memory_that_the_node_advertises_is_read(
 
     assert listing.advertised_bytes == advertised_bytes
     assert [(each.source, each.success) for each in listing.other_sources] == [("node", True)]
+
+
+@pytest.mark.behaviour("C1")
+@pytest.mark.parametrize(
+    ("limits", "allocatable", "declared_mib"),
+    [
+        ({VRAM: "1k"}, {VRAM: "14k"}, 1000),
+        ({VRAM: "1k"}, {}, 1000),
+        ({VRAM: "1k", HAMI: "2k"}, {HAMI: "0"}, 2000),
+        ({HAMI: "2k"}, {VRAM: "14k"}, 0),
+        ({HAMI: "2k"}, {}, 0),
+        ({VRAM: "much"}, {VRAM: "14k"}, 0),
+        (None, {}, 0),
+    ],
+)
+def test_pods_declare_memory_in_the_resource_of_the_node(
+    host: Host, cluster: Cluster, limits: dict[str, str] | None, allocatable: dict[str, str], declared_mib: int
+) -> None:
+    pod = a_pod(limits=limits)
+    (status,) = pod["status"]["containerStatuses"]
+    pod["status"]["containerStatuses"].append({**status, "name": "other", "containerID": f"containerd://{OTHER}"})
+    pod["metadata"]["annotations"] = {"gpu-memory": "3000"}
+    cluster.pods, cluster.node = {"items": [pod]}, {"status": {"allocatable": allocatable}}
+    budgets = BudgetSources(resources=(VRAM, HAMI), annotations=("gpu-memory",))
+
+    assert on(host, api=of(cluster, budgets=budgets)).list_now().declared_bytes == declared_mib * build.MIB
 
 
 @pytest.mark.behaviour("C1")

@@ -66,7 +66,8 @@ def test_pod_with_a_seat_is_listed_with_its_budget_and_processes(
         cluster.wait(lambda: core.read_namespaced_pod("tenant", namespace).status.phase == "Running", "running pod")
         uid = core.read_namespaced_pod("tenant", namespace).metadata.uid
 
-        assert source.list_now().advertised_bytes == 5000 * build.MIB
+        found = source.list_now()
+        assert (found.advertised_bytes, found.declared_bytes) == (5000 * build.MIB, 3000 * build.MIB)
         (tenant,) = listed(source, namespace)
         assert (tenant.name, tenant.namespace, tenant.pod) == (f"{namespace}/tenant/main", namespace, "tenant")
         assert tenant.incarnation == f"{uid}@{tenant.id}@0"
