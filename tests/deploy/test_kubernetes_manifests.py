@@ -35,7 +35,10 @@ def kustomize(folder: Path) -> list[dict[str, Any]]:
 
 
 def runnable(name: str, folder: Path) -> Path:
-    """An overlay in a new folder, whose containers run this checkout on the image of the test cluster."""
+    """An overlay in a new folder, whose containers run this checkout, with a simulated GPU."""
+    folder.mkdir()
+    gpu = {"uuid": "GPU-1", "index": 0, "memory_size_bytes": 15360 * 2**20, "memory_used_bytes": 0, "processes": []}
+    (folder / "gpus.json").write_text(json.dumps({"gpus": [{**gpu, "utilization_ratio": 0.0}]}))
     patches = []
     for each in kustomize(MANIFESTS / name):
         if each["kind"] in ("DaemonSet", "Deployment"):
@@ -48,11 +51,17 @@ def runnable(name: str, folder: Path) -> Path:
             named = {"name": each["metadata"]["name"], "namespace": SPACE}
             kind = {"apiVersion": each["apiVersion"], "kind": each["kind"], "metadata": named}
             template = pods.with_project({"spec": its})
+            its["volumes"].append({"name": "gpus", "hostPath": {"path": str(folder)}})
+            for of in its["containers"]:
+                of["volumeMounts"].append({"name": "gpus", "mountPath": "/gpus"})
             patches.append({"patch": json.dumps({**kind, "spec": {"template": template}})})
-    folder.mkdir()
+    literals = ["GPUWARDEN_EXPORTER_SIMULATE_GPU=/gpus/gpus.json", "GPUWARDEN_REMEDIATOR_SEATS=on"]
+    settings = {"name": "gpuwarden-settings", "namespace": SPACE, "behavior": "merge", "literals": literals}  # fmt: skip
     kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
     resources = [os.path.relpath(MANIFESTS / name, folder)]
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump({**kind, "resources": resources, "patches": patches}))
+    (folder / "kustomization.yaml").write_text(
+        yaml.safe_dump({**kind, "resources": resources, "patches": patches, "configMapGenerator": [settings]})
+    )
     return folder
 
 
@@ -101,6 +110,12 @@ def ready_pod(core: CoreV1Api, name: str) -> Any:
     return None
 
 
+def seats(core: CoreV1Api, cluster: Cluster) -> str | None:
+    """What the node advertises."""
+    capacity: dict[str, str] = core.read_node(cluster.node).status.capacity
+    return capacity.get("gpuwarden/vram-mib")
+
+
 @pytest.mark.kube
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu_node")
@@ -125,10 +140,16 @@ def test_one_node_runs_the_chain_and_leaves_nothing(
         assert "gpuwarden_remediator_executor_heartbeat_age_seconds " in page  # of this node's executor
         assert httpx.get(f"{exporter}/evidence").status_code == 403
         assert httpx.post(f"{webhook}/api/v1/alerts", json={}).status_code == 401
+        cluster.wait(lambda: seats(core, cluster) == "14k", "seats of the node")
+        kubectl("exec", f"--namespace={SPACE}", its.metadata.name, "--container=executor", "--", pods.python(), "-m",
+                "gpuwarden", "status", "--alertmanager", "none", "--prometheus", "none")  # fmt: skip
         logs = {each: core.read_namespaced_pod_log(its.metadata.name, SPACE, container=each)
                 for each in ("exporter", "executor", "gateway", "remediator")}  # fmt: skip
         assert [line for log in logs.values() for line in log.splitlines() if '"level": "error"' in line] == []
 
+    remove = [KUBECTL.with_name("gpuwarden"), "seats", "remove", cluster.node, f"--kubeconfig={cluster.kubeconfig}"]
+    subprocess.run(remove, check=True, capture_output=True)
+    assert seats(core, cluster) is None
     # Namespaces of earlier tests may still be ending.
     cluster.wait(lambda: set(kubectl("get", kinds, "-o", "name").split()) <= before, "removal of all")
 
