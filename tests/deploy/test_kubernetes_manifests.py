@@ -55,8 +55,12 @@ def runnable(name: str, folder: Path) -> Path:
             for of in its["containers"]:
                 of["volumeMounts"].append({"name": "gpus", "mountPath": "/gpus"})
             patches.append({"patch": json.dumps({**kind, "spec": {"template": template}})})
-    literals = ["GPUWARDEN_EXPORTER_SIMULATE_GPU=/gpus/gpus.json", "GPUWARDEN_REMEDIATOR_SEATS=on"]
-    settings = {"name": "gpuwarden-settings", "namespace": SPACE, "behavior": "merge", "literals": literals}  # fmt: skip
+    literals = [
+        "GPUWARDEN_EXPORTER_SIMULATE_GPU=/gpus/gpus.json",
+        "GPUWARDEN_EXPORTER_POD_RESOURCES=none",  # the test image has no libstdc++, which gRPC needs
+        "GPUWARDEN_REMEDIATOR_SEATS=on",
+    ]
+    settings = {"name": "gpuwarden-settings", "namespace": SPACE, "behavior": "merge", "literals": literals}
     kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
     resources = [os.path.relpath(MANIFESTS / name, folder)]
     (folder / "kustomization.yaml").write_text(
@@ -147,7 +151,13 @@ def test_one_node_runs_the_chain_and_leaves_nothing(
                 for each in ("exporter", "executor", "gateway", "remediator")}  # fmt: skip
         assert [line for log in logs.values() for line in log.splitlines() if '"level": "error"' in line] == []
 
-    remove = [KUBECTL.with_name("gpuwarden"), "seats", "remove", cluster.node, f"--kubeconfig={cluster.kubeconfig}"]
+    remove = [
+        str(KUBECTL.with_name("gpuwarden")),
+        "seats",
+        "remove",
+        cluster.node,
+        f"--kubeconfig={cluster.kubeconfig}",
+    ]
     subprocess.run(remove, check=True, capture_output=True)
     assert seats(core, cluster) is None
     # Namespaces of earlier tests may still be ending.

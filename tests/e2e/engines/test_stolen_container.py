@@ -87,17 +87,19 @@ class Scene:
         return json.dumps({**its, "folder": str(self.run), "secret": str(self.secret), **more})
 
     def dump(self) -> dict[str, list[tuple[Any, ...]]]:
-        """All rows of queue and ledger, but the attacker's own worker and when a token or host was last seen."""
+        """All rows of queue and ledger, but the attacker's own worker, and when a token and its host were last seen."""
         found = {}
         for path in (self.queue, self.ledger):
             with closing(sqlite3.connect(path)) as connection:
                 tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
                 for (table,) in tables:
+                    if table == "hosts":
+                        continue  # a gateway notes that it heard its host
                     rows = connection.execute(f'SELECT * FROM "{table}"')  # noqa: S608 - names of our tables
                     columns = [each[0] for each in rows.description]
                     kept = [dict(zip(columns, row, strict=True)) for row in rows]
                     found[f"{path.name} {table}"] = [
-                        tuple(value for name, value in each.items() if name not in {"last_seen_at", "heard_at"})
+                        tuple(value for name, value in each.items() if name != "last_seen_at")
                         for each in kept
                         if each.get("worker") not in {STOLEN, *(f"{STOLEN}-{number}" for number in range(1, 64))}
                     ]
