@@ -427,7 +427,7 @@ def _may_exist(path: Path) -> bool:
 
 
 def _select_gpus(devices: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:
-    """The GPUs among a container's devices; a resource stands for devices with unknown names."""
+    """The GPUs among a container's devices; a resource means devices with unknown names."""
     names = (
         (gpu_names.read(name), resource)
         for resource, ids in devices.items()
