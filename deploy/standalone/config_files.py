@@ -1,6 +1,6 @@
 """Configuration of Prometheus and Alertmanager for one host. All addresses are on loopback."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -130,11 +130,19 @@ def prometheus_config(
     )
 
 
-def alertmanager_config(*, webhook: str, token_file: Path, intervals: Intervals, outside: str | None = None) -> str:
+def alertmanager_config(
+    *,
+    webhook: str,
+    token_file: Path,
+    intervals: Intervals,
+    outside: str | None = None,
+    people: Mapping[str, Sequence[Mapping[str, object]]] | None = None,
+) -> str:
     """Return alertmanager.yml.
 
     The remediator receives alerts with a remedy at once, resolved ones too, and the watchdog. Operators (receiver
-    `people`, empty here) receive everything else, lost hosts and alerts that the remediator refuses.
+    `people`, with the integrations of `people`) receive everything else, lost hosts and alerts that the remediator
+    refuses.
 
     `outside` is the URL of a service that calls an operator when the watchdog stops.
     """
@@ -159,7 +167,7 @@ def alertmanager_config(*, webhook: str, token_file: Path, intervals: Intervals,
     authorization = {"http_config": {"authorization": {"credentials_file": str(token_file)}}}
     watchdog_routes = [{"receiver": "gpuwarden", **watchdog}]
     receivers: list[dict[str, object]] = [
-        {"name": "people"},
+        {"name": "people", **(people or {})},
         {"name": "gpuwarden", "webhook_configs": [{"url": webhook, "send_resolved": True, **authorization}]},
     ]
     if outside is not None:

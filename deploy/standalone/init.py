@@ -1,8 +1,8 @@
 """`gpuwarden init DIR`: write files for hosts with their own Prometheus, Alertmanager and systemd.
 
 `.written.json` in DIR holds the SHA-256 of each written file, to detect files that an operator changed. Token, host
-key, `.watchdog-url` (0600, a secret), `.runbooks-url` and `.options` (one option per line, such as `--podman=none`) are
-kept for the next run.
+key, `.watchdog-url` and `.notify-urls` (0600, secrets), `.runbooks-url` and `.options` (one option per line, such as
+`--podman=none`) are kept for the next run.
 """
 
 import argparse
@@ -13,13 +13,13 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Final, NoReturn
 
-from deploy.standalone import data_dir, docker_socket, package_data
+from deploy.standalone import data_dir, docker_socket, package_data, receivers
 from deploy.standalone.config_files import CENTRAL, Intervals, alertmanager_config, prometheus_config, web_config
 from deploy.standalone.stack import (
     PORTS,
@@ -45,6 +45,7 @@ GATEWAYS: Final[Mapping[str, tuple[str, ...]]] = {
 TOKEN: Final = "gpuwarden/token"  # noqa: S105 - a path
 HOST: Final = "gpuwarden/host"
 WATCHDOG_URL: Final = ".watchdog-url"
+NOTIFY_URLS: Final = ".notify-urls"
 KEPT_RUNBOOKS_URL: Final = ".runbooks-url"
 KEPT_OPTIONS: Final = ".options"
 _PORTS: Final = {**PORTS, "gateway_host": HOST_PORT, "gateway_central": CENTRAL_PORT}
@@ -57,8 +58,8 @@ _OPTIONS: Final = (
 OTHER_RULES_S: Final = 15
 """Evaluation interval of rules without a remedy, seconds."""
 
-_PRIVATE: Final = frozenset({"alertmanager.yml"})
-"""Files with mode 0600: they may hold the watchdog URL."""
+_PRIVATE: Final = re.compile(r"alertmanager\.yml|gpuwarden/notify-\d+")
+"""Files with mode 0600: the watchdog URL, passwords."""
 _RECORD: Final = ".written.json"
 _PLAIN: Final = re.compile(r"/[A-Za-z0-9._/@+-]*")
 """Paths that need no quoting in a unit, a tmpfiles line, a URL or YAML."""
@@ -99,6 +100,8 @@ class Site:
     gateway_host_port: int = HOST_PORT
     gateway_central_port: int = CENTRAL_PORT
     watchdog_url: str | None = None
+    notify: Sequence[str] = ()
+    """URLs of operators."""
     runbooks_url: str | None = None
     """Base URL of the runbooks, if not the remediator's on loopback."""
     watched_docker: str | None = None
@@ -136,20 +139,26 @@ def files(site: Site) -> dict[str, str]:
     )
     webhook = f"http://127.0.0.1:{site.remediator_port}/api/v1/alerts"
     runbooks = site.runbooks_url or f"http://127.0.0.1:{site.remediator_port}/{RUNBOOKS}"
-    units = (*UNITS, *gateways)
+    units, secrets = (*UNITS, *gateways), receivers.secrets(site.notify)
     fill = {
         **vars(site),
         "watched_docker": site.watched_docker or site.docker,
         "runbooks": runbooks.rstrip("/"),
         "services": " ".join(units),
+        "secrets": " ".join(["gpuwarden/token", *(f"gpuwarden/{name}" for name in secrets)]),
     }
     return {
         "README.md": _fill_template("README.md", fill),
         "prometheus.yml": prometheus,
         "alertmanager.yml": alertmanager_config(
-            webhook=webhook, token_file=etc / "token", intervals=Intervals(), outside=site.watchdog_url
+            webhook=webhook,
+            token_file=etc / "token",
+            intervals=Intervals(),
+            outside=site.watchdog_url,
+            people=receivers.configs(site.notify, etc),
         ),
         "gpuwarden/remediator-web.yml": web_config("token"),
+        **{f"gpuwarden/{name}": secret for name, secret in secrets.items()},
         "gpuwarden/gpuwarden.env": _fill_template("gpuwarden.env", fill),
         **{
             f"gpuwarden/rules/{path.name}": package_data.rule_file(
@@ -197,9 +206,10 @@ class Folder:
             del self._written[name]
         for name, text in wanted.items():
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(self.path / name, text, mode=0o600 if name in _PRIVATE else 0o644, sync=True)
+            atomic_write(self.path / name, text, mode=0o600 if _PRIVATE.fullmatch(name) else 0o644, sync=True)
         self._written |= {name: _digest(text.encode()) for name, text in wanted.items()}
-        atomic_write(self._record, json.dumps(self._written, indent=1) + "\n", mode=0o644, sync=True)
+        # Digests of short passwords could be reversed.
+        atomic_write(self._record, json.dumps(self._written, indent=1) + "\n", mode=0o600, sync=True)
         return gone
 
 
@@ -225,6 +235,7 @@ def command(argv: list[str]) -> int:
         systemd_unit=",".join(arguments.systemd_unit),
         evaluation_interval_s=arguments.evaluation_interval_s,
         watchdog_url=arguments.watchdog_url or _stored_url(kept_url, web_address),
+        notify=arguments.notify or _stored_notify(folder.path / NOTIFY_URLS),
         runbooks_url=arguments.runbooks_url or _stored_url(kept_runbooks, _pages_url),
         gateway=arguments.gateway,
         **{f"{part}_port": getattr(arguments, f"{part}_port") for part in _PORTS},
@@ -251,6 +262,7 @@ def command(argv: list[str]) -> int:
         show(f"init: removed obsolete file: {name}; remove the installed copy too")
     if site.watchdog_url is not None:
         show(f"init: the watchdog alert also goes to the URL in {kept_url}; remove that file to stop this")
+    _print_notify(site, folder.path / NOTIFY_URLS)
     if site.runbooks_url is None:
         show("init: runbook links open only on this host; use --runbooks-url to change this")
     else:
@@ -284,6 +296,8 @@ def _store(folder: Path, site: Site, options: Mapping[str, object]) -> None:
     atomic_write(folder / HOST, site.host + "\n", mode=0o644, sync=True)
     if site.watchdog_url is not None:
         atomic_write(folder / WATCHDOG_URL, site.watchdog_url + "\n", mode=0o600, sync=True)
+    if site.notify:
+        atomic_write(folder / NOTIFY_URLS, "".join(f"{url}\n" for url in site.notify), mode=0o600, sync=True)
     if site.runbooks_url is not None:
         atomic_write(folder / KEPT_RUNBOOKS_URL, site.runbooks_url + "\n", mode=0o644, sync=True)
     if options:
@@ -351,6 +365,7 @@ def _parser(kind: type[Parser]) -> argparse.ArgumentParser:
         "for the remediator and auto for the exporter)",
     )
     add_systemd_units(parser)
+    receivers.add_notify(parser)
     add_watchdog(parser)
     add_evaluation_interval(parser)
     parser.add_argument(
@@ -390,6 +405,22 @@ def _stored_url(file: Path, address: Callable[[str], str]) -> str | None:
         return address(_read(file))
     except argparse.ArgumentTypeError as error:
         raise InitError(f"{file}: {error}; correct the file, or remove it") from None
+
+
+def _stored_notify(file: Path) -> list[str]:
+    if not file.is_file():
+        return []
+    try:
+        return receivers.given(f"@{file}")
+    except argparse.ArgumentTypeError as error:
+        raise InitError(f"{file}: {error}; correct the file, or remove it") from None
+
+
+def _print_notify(site: Site, file: Path) -> None:
+    if site.notify:
+        show(f"init: alerts for operators go to the URLs in {file}; remove that file to stop this")
+    else:
+        show("init: alerts for operators are not sent, not even those about gpuwarden itself; use --notify")
 
 
 def _own_command() -> str:

@@ -6,7 +6,7 @@ Each listens on loopback, logs to its file in the work folder and ends with its 
 - `prometheus/`, `alertmanager/`: their data; `prometheus.yml`, `alertmanager.yml`: their configuration.
 - `rules/`: the plan's rules, with the remediator's address in the runbook links and an evaluation interval.
 - `parts.json`: boot id, and pid with start time per part.
-- `token` (0600): bearer token of Alertmanager. `remediator-web.yml` names it.
+- `token` (0600): bearer token of Alertmanager. `remediator-web.yml` names it. `notify-N` (0600): its other secrets.
 - `log/<part>.log`: logs.
 
 `deploy.standalone.supervisor` restarts parts that exit.
@@ -34,7 +34,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from deploy.standalone import debian_packages, package_data, ports
+from deploy.standalone import debian_packages, package_data, ports, receivers
 from deploy.standalone.config_files import Intervals, alertmanager_config, prometheus_config, web_config
 from deploy.standalone.worker_pools import WorkerPool
 from gpuwarden import clock
@@ -84,6 +84,7 @@ class Plan:
         directory: $GPUWARDEN_RUNTIME_DIR.
         execute: executor settings that differ from the defaults.
         watchdog_url: receives the watchdog alert too.
+        notify: URLs of operators, for `receivers.parse`.
         parts_dir: programs that are not installed; `fetch` unpacks missing ones there.
         workers: workers that run with the chain.
     """
@@ -95,6 +96,7 @@ class Plan:
     simulate_gpu: Path | None
     systemd_units: tuple[str, ...] = ()
     watchdog_url: str | None = None
+    notify: Sequence[str] = ()
     armed: bool = False
     intervals: Intervals = field(default_factory=Intervals)
     ram_idle_mib: int = 5120
@@ -371,7 +373,10 @@ class Chain:
             token_file=self.token_file,
             intervals=self.plan.intervals,
             outside=self.plan.watchdog_url,
+            people=receivers.configs(self.plan.notify, self.plan.work),
         )
+        for name, secret in receivers.secrets(self.plan.notify).items():
+            atomic_write(self.plan.work / name, secret, mode=0o600, sync=True)
         atomic_write(config, text, mode=0o600, sync=True)  # it may hold the watchdog URL, a secret
         self._start(
             "alertmanager",

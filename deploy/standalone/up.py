@@ -26,6 +26,7 @@ from deploy.standalone.config_files import Intervals
 from deploy.standalone.docker_socket import Engine, NoEngine, reachable_engine
 from deploy.standalone.episode_lines import EpisodeLines
 from deploy.standalone.log_rotation import rotate
+from deploy.standalone.receivers import add_notify
 from deploy.standalone.stack import (
     PORTS,
     Chain,
@@ -208,6 +209,7 @@ def _plan(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
         podman=None if arguments.podman == "none" else arguments.podman,
         systemd_units=tuple(arguments.systemd_unit),
         watchdog_url=arguments.watchdog_url,
+        notify=arguments.notify or (),
         execute={"restart_timeout_s": arguments.restart_timeout_s},
         armed=arguments.armed,
         metrics_days=arguments.metrics_days,
@@ -259,6 +261,8 @@ def _announce(chain: Chain, engine: Engine | NoEngine, output: _Output) -> None:
         output(f"Podman        {plan.podman}")
     if plan.systemd_units:
         output(f"services      {', '.join(plan.systemd_units)}")
+    if not plan.notify:
+        output("alerts for operators are not sent: see --notify")
     if plan.simulate_gpu is None:
         output("GPUs          from the NVIDIA driver and the kernel (AMD, Intel); without one, nothing is confirmed")
     for name, text in (
@@ -322,6 +326,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_workers(parser)
     add_systemd_units(parser)
+    add_notify(parser)
     add_watchdog(parser)
     add_evaluation_interval(parser)
     parser.add_argument(

@@ -53,14 +53,21 @@ def program(name: str) -> Path:
 
 
 def configured(
-    folder: Path, *, webhook: str = "http://127.0.0.1:1/", outside: str | None = None, people: str | None = None
+    folder: Path,
+    *,
+    webhook: str = "http://127.0.0.1:1/",
+    outside: str | None = None,
+    people: str | None = None,
+    integrations: Mapping[str, list[dict[str, Any]]] | None = None,
 ) -> Path:
-    """The configuration that ships; `people` is the URL of a webhook that is called at once."""
+    """The configuration that ships; operators get alerts at once, by the webhook `people` or by `integrations`."""
     token, file = folder / "token", folder / "alertmanager.yml"
     token.write_text("0123456789abcdef")
-    text = alertmanager_config(webhook=webhook, token_file=token, intervals=Intervals(), outside=outside)
-    if people is not None:
-        text = text.replace("- name: people\n", f"- name: people\n  webhook_configs:\n  - url: {people}\n")
+    receiver = integrations if people is None else {"webhook_configs": [{"url": people}]}
+    text = alertmanager_config(
+        webhook=webhook, token_file=token, intervals=Intervals(), outside=outside, people=receiver
+    )
+    if receiver is not None:
         text = text.replace("group_wait: 30s", "group_wait: 0s")
     file.write_text(text)
     return file

@@ -1,0 +1,162 @@
+"""Receivers of operators: their URLs, the configuration for Alertmanager, and a mail through the real one."""
+
+import email
+import email.policy
+from collections.abc import Iterator
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import Envelope
+
+from deploy.standalone import init, receivers
+from deploy.standalone.config_files import Intervals, alertmanager_config
+from deploy.standalone.ports import free_ports
+from testbed.check_release import run_part
+from tests.deploy.test_alertmanager import DOWN, STALL, alertmanager, program
+from tests.remediator.alertmanager import send_alerts
+from tests.waiting import eventually
+
+WEBHOOK = "https://hooks.slack.com/services/T0/B0/abcXYZ"
+MAIL = "mailtos://ann:s%2Fcret@smtp.example.com?from=gpu@example.com&to=ops%2Bgpu@example.com,b@example.com"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        pytest.param(MAIL, {"to": "ops+gpu@example.com, b@example.com", "from": "gpu@example.com",
+                            "smarthost": "smtp.example.com:587", "require_tls": True, "auth_username": "ann"},
+                     id="STARTTLS and a password"),
+        pytest.param("mailtos://ann:x@example.com?mode=ssl", {"to": "ann@example.com", "from": "ann@example.com",
+                     "smarthost": "example.com:465", "require_tls": True, "auth_username": "ann"},
+                     id="TLS from the start, to oneself"),
+        pytest.param("mailto://mail?from=a@b.c&to=o+p@b.c", {"to": "o+p@b.c", "from": "a@b.c", "smarthost": "mail:25",
+                     "require_tls": False}, id="no TLS and no password"),
+        pytest.param("mailto://example.com:2525?smtp=::1&from=a@b.c", {"to": "a@b.c", "from": "a@b.c",
+                     "smarthost": "[::1]:2525", "require_tls": False}, id="another server"),
+    ],
+)  # fmt: skip
+def test_mail_urls(url: str, expected: dict[str, Any]) -> None:
+    found = receivers.parse(url)
+
+    assert (found.integration, dict(found.config)) == ("email_configs", expected)
+
+
+def test_slack_urls() -> None:
+    for url, channel in ((WEBHOOK, None), ("slack://T0/B0/abcXYZ", None), ("slack://T0/B0/abcXYZ/#gpus", "#gpus")):
+        found = receivers.parse(url)
+        assert (found.secret, found.secret_field, found.config.get("channel")) == (WEBHOOK, "api_url_file", channel)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("ops@example.com", "cannot send to it: expected a Slack webhook, or for example mailtos://"),
+        ("mailto:ops@example.com", "no mail server in the URL: expected for example mailtos://"),
+        ("mailto://mail:0x", "invalid address or port"),
+        ("mailto://mail?to=ops@example.com", "no valid address in `from`"),
+        ("mailto://mail?from=a@b.c&to=ops", "no valid address in `to`"),
+        ("mailto://ann:pw-of-ann@mail?from=a@b.c", "unencrypted: use mailtos://"),
+        ("mailtos://ann@mail?from=a@b.c", "needs both user and password"),
+        ("mailtos://mail?from=a@b.c&cc=x@y.z", "unknown option 'cc'"),
+        ("mailtos://mail?from=a@b.c&mode=tls", "unknown mode 'tls'"),
+        ("https://hooks.slack.com/services/T0/pw-of-ann", "invalid Slack webhook"),
+        ("slack://xoxb-pw-of-ann/#gpus", "invalid Slack URL"),
+        ("teams://pw-of-ann", "cannot send to teams"),
+    ],
+)
+def test_invalid_urls_are_refused_without_their_secret(
+    url: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        init.command([str(tmp_path), "--notify", url])
+
+    said = capsys.readouterr().err
+    assert message in said
+    assert "pw-of-ann" not in said
+
+
+@pytest.mark.needs_parts
+def test_alertmanager_accepts_the_receivers_and_finds_secrets_in_files(tmp_path: Path) -> None:
+    program("amtool")
+    urls = [WEBHOOK, MAIL, "mailto://mail?from=a@b.c"]
+    file = tmp_path / "alertmanager.yml"
+    people = receivers.configs(urls, tmp_path)
+    file.write_text(
+        alertmanager_config(
+            webhook="http://127.0.0.1:1", token_file=tmp_path / "token", intervals=Intervals(), people=people
+        )
+    )
+
+    assert run_part("amtool", "check-config", str(file)) == []
+    assert receivers.secrets(urls) == {"notify-1": WEBHOOK, "notify-2": "s/cret"}
+    assert not [secret for secret in receivers.secrets(urls).values() if secret in file.read_text()]
+
+
+def test_init_writes_and_keeps_the_receivers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    its = tmp_path / "urls"
+    its.write_text(f"# of the team\n{WEBHOOK}\n\n{MAIL}\n")
+    folder = tmp_path / "files"
+    assert init.command([str(folder), "--command", "/bin/true", "--notify", f"@{its}"]) == 0
+    assert init.command([str(folder), "--command", "/bin/true"]) == 0
+
+    assert f"alerts for operators go to the URLs in {folder / '.notify-urls'}" in capsys.readouterr().out
+    people = yaml.safe_load((folder / "alertmanager.yml").read_text())["receivers"][0]
+    assert people["slack_configs"][0]["api_url_file"] == "/etc/gpuwarden/notify-1"
+    assert people["email_configs"][0]["auth_password_file"] == "/etc/gpuwarden/notify-2"
+    assert (folder / "gpuwarden" / "notify-2").read_text() == "s/cret"
+    for name in ("gpuwarden/notify-1", "gpuwarden/notify-2", ".notify-urls", ".written.json", "alertmanager.yml"):
+        assert (folder / name).stat().st_mode & 0o777 == 0o600, name
+    secret = [path for path in folder.rglob("*") if path.is_file() and "s/cret" in path.read_text(errors="replace")]
+    assert secret == [folder / "gpuwarden" / "notify-2"]
+    assert "gpuwarden/token gpuwarden/notify-1 gpuwarden/notify-2\n" in (folder / "README.md").read_text()
+
+    (folder / ".notify-urls").unlink()
+    assert init.command([str(folder), "--command", "/bin/true"]) == 0
+    assert not (folder / "gpuwarden" / "notify-1").exists()
+    assert "are not sent, not even those about gpuwarden itself" in capsys.readouterr().out
+
+
+class Mailbox:
+    """Keeps the mails that an SMTP server received."""
+
+    def __init__(self) -> None:
+        self.mails: list[EmailMessage] = []
+
+    async def handle_DATA(self, _server: object, _session: object, envelope: Envelope) -> str:  # noqa: N802
+        """Keep one mail."""
+        assert isinstance(envelope.content, bytes)
+        parsed = email.message_from_bytes(envelope.content, policy=email.policy.default)
+        assert isinstance(parsed, EmailMessage)
+        self.mails.append(parsed)
+        return "250 OK"
+
+
+@pytest.fixture
+def mail_server() -> Iterator[tuple[str, Mailbox]]:
+    """A real SMTP server: its address, and its mailbox."""
+    mailbox, (port,) = Mailbox(), free_ports(1)
+    controller = Controller(mailbox, hostname="127.0.0.1", port=port)
+    controller.start()
+    try:
+        yield f"127.0.0.1:{port}", mailbox
+    finally:
+        controller.stop()
+
+
+@pytest.mark.needs_parts
+def test_a_mail_about_an_alert_for_operators_arrives(mail_server: tuple[str, Mailbox], tmp_path: Path) -> None:
+    server, mailbox = mail_server
+    url = f"mailto://{server}?from=gpuwarden@example.com&to=ops@example.com"
+    with alertmanager(tmp_path, integrations=receivers.configs([url], tmp_path)) as address:
+        send_alerts(address, DOWN, STALL)
+        eventually(lambda: bool(mailbox.mails), "a mail arrives")
+
+    mail = mailbox.mails[0]
+    assert (mail["From"], mail["To"]) == ("gpuwarden@example.com", "ops@example.com")
+    assert "GpuwardenExporterDown" in mail["Subject"]
+    assert "GpuwardenJobStalled" not in str(mail)
+    assert len(mailbox.mails) == 1
