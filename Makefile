@@ -32,12 +32,14 @@ help:  ## list the targets
 
 setup: .venv/.ready  ## make the virtual environment and fetch the real parts
 	@$(BIN)/python -m deploy.standalone.debian_packages
+	@$(BIN)/python -m testbed.kubernetes.helm
 
 demo: .venv/.ready  ## a wedged worker is seen, freed, requeued and finished, by real parts (under 90 s)
 	@$(BIN)/python -m testbed.demo
 
 test: .venv/.ready  ## the tests that a change needs first, through real Prometheus, Docker and PostgreSQL (under 10 min)
 	@$(BIN)/python -m deploy.standalone.debian_packages
+	@$(BIN)/python -m testbed.kubernetes.helm
 	@$(PYTEST) -m "not slow and not nightly" $(PYTEST_ARGS)
 
 kubernetes: .venv/.ready  ## the tests on a real cluster, from the programs in $KUBEBUILDER_ASSETS
@@ -59,6 +61,7 @@ check: .venv/.ready  ## style, types, import contracts, limits of size, docs, ru
 	@$(BIN)/python -m exporter.reference --check
 	@$(BIN)/python -m remediator.reference --check
 	@$(BIN)/python -m testbed.reference --check
+	@$(BIN)/python -m testbed.chart --check
 	@$(BIN)/python -m tools.site
 	@$(BIN)/python -m testbed.check_release $(CHECK_ARGS)
 
@@ -77,6 +80,7 @@ covered:
 
 tested:
 	@$(BIN)/python -m deploy.standalone.debian_packages
+	@$(BIN)/python -m testbed.kubernetes.helm
 	@$(PYTEST) -m "not nightly and not pure" --no-skips --junit-xml=.work/tests.xml $(PYTEST_ARGS)
 
 # A test of what ships runs the rules' own tests: they are not run here before it.
@@ -87,6 +91,7 @@ ci: .venv/.ready  ## what CI runs: the checks, coverage of the pure modules, all
 nightly: .venv/.ready  ## everything: the checks, every test, the planted faults (under 90 min)
 	@$(MAKE) --no-print-directory check coverage COVERAGE_ARGS="--hypothesis-profile=nightly"
 	@$(BIN)/python -m deploy.standalone.debian_packages
+	@$(BIN)/python -m testbed.kubernetes.helm
 	@$(PYTEST) -m "not pure" --hypothesis-profile=nightly --no-skips --junit-xml=.work/nightly.xml $(PYTEST_ARGS)
 	@$(BIN)/python -m tools.mutation $(MUTATION_ARGS)
 

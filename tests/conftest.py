@@ -17,7 +17,7 @@ from sqlalchemy.util import LRUCache
 from gpuwarden.cli.main import main
 from testbed import network_namespaces
 from testbed.docker_engine import Engine, NoEngine, docker_engine
-from testbed.kubernetes import programs
+from testbed.kubernetes import helm, programs
 from testbed.kubernetes.cluster import Cluster, NoCluster, kubernetes_cluster
 from testbed.network_namespaces import Network, NoNetwork
 from testbed.postgres import NoPostgres, Postgres
@@ -89,13 +89,15 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep tests of a module in one process if they share a module fixture or names of containers.
 
-    Tests on a cluster share one process. Those that need a newer one, or have none, are not selected.
+    Tests on a cluster share one process. Those that need a newer one, or have none, are not selected. Nor are tests of
+    Helm where it is missing.
     """
     version = _kubernetes_version()
     selected: dict[bool, list[pytest.Item]] = {True: [], False: []}
     for item in items:
         kube = item.get_closest_marker("kube")
-        selected[kube is None or _wanted_version(kube) <= version].append(item)
+        has_helm = item.get_closest_marker("helm") is None or _helm() is not None
+        selected[has_helm and (kube is None or _wanted_version(kube) <= version)].append(item)
     config.hook.pytest_deselected(items=selected[False])
     items[:] = selected[True]
     for item in items:
@@ -119,13 +121,27 @@ def _kubernetes_version() -> tuple[int, int]:
         return 0, 0
 
 
-def pytest_report_header() -> str:
-    """Say whether tests on a Kubernetes cluster run."""
+@functools.cache
+def _helm() -> Path | None:
+    try:
+        return helm.find()
+    except programs.NoClusterError:
+        return None
+
+
+def pytest_report_header() -> list[str]:
+    """Say whether tests on a Kubernetes cluster and those of Helm run."""
+    lines = []
     try:
         found = programs.find()
+        lines.append(f"Kubernetes: {found.version[0]}.{found.version[1]} in {found.folder}")
     except programs.NoClusterError as missing:
-        return f"Kubernetes: none, its tests are not selected: {missing}"
-    return f"Kubernetes: {found.version[0]}.{found.version[1]} in {found.folder}"
+        lines.append(f"Kubernetes: none, its tests are not selected: {missing}")
+    try:
+        lines.append(f"Helm: {helm.find()}")
+    except programs.NoClusterError as missing:
+        lines.append(f"Helm: none, its tests are not selected: {missing}")
+    return lines
 
 
 class _NoSkips:
