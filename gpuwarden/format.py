@@ -9,8 +9,8 @@ import re
 import socket
 import time
 import traceback
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Final, NoReturn, TextIO
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, ClassVar, Final, NoReturn, TextIO
 
 from gpuwarden.errors import WorkerStopping
 
@@ -32,8 +32,16 @@ COMMAND: Final = "COMMAND"
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` with errors of one line."""
 
+    before: ClassVar[Callable[["Parser"], None] | None] = None
+    """Called before a parser parses; see `gpuwarden.cli.parsers`."""
+
+    subcommands: Any = None
+    """The action of the subcommands, with their parsers in `choices`."""
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; a subcommand refuses unknown arguments itself."""
+        if Parser.before is not None:
+            Parser.before(self)
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             names = [each.partition("=")[0] for each in unknown if each.startswith("-")]
@@ -43,7 +51,8 @@ class Parser(argparse.ArgumentParser):
 
     def add_subparsers(self, **options: Any) -> Any:
         """Add subcommands."""
-        return super().add_subparsers(title="commands", metavar=COMMAND, **options)
+        self.subcommands = super().add_subparsers(title="commands", metavar=COMMAND, **options)
+        return self.subcommands
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with 2."""
@@ -53,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, printable(f"{self.prog}: {message} (see `{self.prog} --help`)") + "\n")
 
     def _commands(self) -> list[str]:
-        return [name for action in self._actions if action.metavar == COMMAND for name in action.choices or ()]
+        return list(self.subcommands.choices)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         choices: Sequence[str] = [str(each) for each in action.choices or ()]

@@ -16,7 +16,9 @@ def command(argv: list[str]) -> int:
         description="Receive alerts (serve) and act on them (execute): two processes that share one ledger.",
         epilog="See `gpuwarden remediator serve --help` and `… execute --help`.",
     )
-    parser.add_argument("role", choices=("serve", "execute"), help="the role of this process")
+    roles = parser.add_subparsers(dest="role", required=True)
+    roles.add_parser("serve", add_help=False, help="receive alerts; see `serve --help`")
+    roles.add_parser("execute", add_help=False, help="act on them; see `execute --help`")
     role = parser.parse_args(argv[:1]).role
     try:
         wanted: ServeSettings | ExecuteSettings = (

@@ -119,6 +119,8 @@ def _table() -> dict[str, Part]:
         "shellcheck": Part(names=("shellcheck",), packages=("shellcheck",), libraries=("libgmp10", "libffi8")),
         # Any C compiler, for test libraries without headers or other libraries.
         "cc": Part(names=("cc", "tcc"), packages=("tcc",)),
+        "zsh": Part(names=("zsh",), packages=("zsh", "zsh-common")),
+        "fish": Part(names=("fish",), packages=("fish", "fish-common"), libraries=("libpcre2-32-0",)),
         "ip": Part(names=("ip",), packages=("iproute2",), without=_NOT_FOR_IP),
     }
     for program in ENGINE_PROGRAMS:

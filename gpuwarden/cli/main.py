@@ -8,7 +8,7 @@ import argparse
 import gc
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from gpuwarden import __version__
@@ -28,36 +28,54 @@ _OWN: Final[Mapping[str, str]] = {
     "gpu": "gpuwarden.cli.gpu:command",
     "host": "gpuwarden.cli.host:command",
     "init-db": "gpuwarden.cli.init_db:command",
+    "completion": "gpuwarden.cli.completion:command",
     "gateway": "gpuwarden.gateway.main:command",
 }
-HELP: Final[Mapping[str, str]] = {
-    "run": "run a command and guard it: end it when it hangs, start it again",
-    "up": "run the whole chain on this host, on loopback",
-    "init": "write the files for your Prometheus, Alertmanager and systemd",
-    "init-db": "create the PostgreSQL databases and roles of several hosts",
-    "status": "show health, held actions and what needs an operator",
-    "ledger": "show episodes with facts, decisions and actions",
-    "arm": "allow remedies to act, for all or by remedy and host",
-    "disarm": "stop remedies from acting, at once",
-    "approve": "approve one action",
-    "decline": "decline one action",
-    "pause": "start no new action for a while",
-    "resume": "end a pause",
-    "breaker": "close the circuit breaker",
-    "seats": "show, check and remove the GPU memory that Kubernetes nodes advertise",
-    "gpu": "quarantine, release and list GPUs",
-    "host": "enrol hosts; list, rotate and revoke their tokens; end tasks on them",
-    "job": "submit, list, wait for, cancel, block or requeue jobs",
-    "runs": "submit, list, show and cancel runs of jobs",
-    "wrangle": "find faulty workers and jobs from failed items",
-    "queue": "list queues, change settings, migrate tables",
-    "events": "print ended jobs and runs, once per consumer",
-    "worker": "run a worker; list, lock, unlock, drain workers",
-    "gateway": "give workers the queue without a database, and take reports of hosts",
-    "exporter": "publish this host's workers, containers and GPUs to Prometheus, or report them",
-    "remediator": "receive alerts (serve) and act on them (execute)",
+GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
+    "start": {
+        "run": "run a command and guard it: end it when it hangs, start it again",
+        "up": "run the whole chain on this host, on loopback",
+        "init": "write the files for your Prometheus, Alertmanager and systemd",
+        "init-db": "create the PostgreSQL databases and roles of several hosts",
+        "completion": "print a shell's script that completes these commands",
+    },
+    "look": {
+        "status": "show health, held actions and what needs an operator",
+        "ledger": "show episodes with facts, decisions and actions",
+    },
+    "act": {
+        "arm": "allow remedies to act, for all or by remedy and host",
+        "disarm": "stop remedies from acting, at once",
+        "approve": "approve one action",
+        "decline": "decline one action",
+        "pause": "start no new action for a while",
+        "resume": "end a pause",
+        "breaker": "close the circuit breaker",
+    },
+    "jobs": {
+        "job": "submit, list, wait for, cancel, block or requeue jobs",
+        "runs": "submit, list, show and cancel runs of jobs",
+        "wrangle": "find faulty workers and jobs from failed items",
+        "queue": "list queues, change settings, migrate tables",
+        "events": "print ended jobs and runs, once per consumer",
+    },
+    "workers, GPUs and hosts": {
+        "worker": "run a worker; list, lock, unlock, drain workers",
+        "gpu": "quarantine, release and list GPUs",
+        "host": "enrol hosts; list, rotate and revoke their tokens; end tasks on them",
+    },
+    "Kubernetes": {
+        "seats": "show, check and remove the GPU memory that Kubernetes nodes advertise",
+    },
+    "services": {
+        "exporter": "publish this host's workers, containers and GPUs to Prometheus, or report them",
+        "remediator": "receive alerts (serve) and act on them (execute)",
+        "gateway": "give workers the queue without a database, and take reports of hosts",
+    },
 }
-"""Help of each command, in the order of the list."""
+"""Help of each command, in the groups and the order of the list."""
+
+HELP: Final[Mapping[str, str]] = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 _EXTRAS: Final[Mapping[str, str]] = {"gpuwarden": "jobs", "deploy": "exporter,remediator,up"}
 """Extras that install a package's dependencies, if the name differs."""
@@ -69,16 +87,16 @@ def main(argv: list[str] | None = None) -> int:
     if given and given[0] in _OWN:
         return _run(given[0], _OWN[given[0]], given[1:])
     known = commands()
-    listing = "\n".join(f"  {name:12}{HELP.get(name, '')}" for name in known)
     parser = Parser(
         prog="gpuwarden",
+        usage="gpuwarden [--help] [--version] COMMAND ...",
         description="Detects hung GPU workers and restarts them.",
-        epilog=f"commands:\n{listing}\n\nSee `gpuwarden COMMAND --help`.",
+        epilog=f"{_listing(known)}\n\nSee `gpuwarden COMMAND --help`.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"gpuwarden {__version__}")
-    parser.add_argument("command", metavar="COMMAND", nargs="?", choices=list(known), help="one of the commands below")
-    parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="the command's own arguments")
+    parser.add_argument("command", metavar="COMMAND", nargs="?", choices=list(known), help=argparse.SUPPRESS)
+    parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     chosen = parser.parse_args(given)
     if chosen.command is None:
         parser.print_help(sys.stderr)
@@ -98,6 +116,17 @@ def _run(name: str, target: str, arguments: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader has gone
         return 1
+
+
+def _listing(known: Collection[str]) -> str:
+    """The commands by group."""
+    groups = {title: [name for name in group if name in known] for title, group in GROUPS.items()}
+    groups["other commands"] = [name for name in known if name not in HELP]
+    return "\n\n".join(
+        "\n".join([f"{title}:", *(f"  {name:12}{HELP.get(name, '')}".rstrip() for name in names)])
+        for title, names in groups.items()
+        if names
+    )
 
 
 def commands() -> dict[str, str]:

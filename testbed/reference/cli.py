@@ -1,14 +1,13 @@
 """docs/reference/cli.md: every command with its options, from the argparse parsers."""
 
 import argparse
-import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
-from unittest.mock import patch
+from collections.abc import Iterator
+from typing import Final
 
 from gpuwarden.cli import main as cli
+from gpuwarden.cli.parsers import parsers
 from gpuwarden.docs_pages import marked
 from gpuwarden.format import Parser
 
@@ -29,57 +28,21 @@ _INTRO: Final = """# Commands
 """
 
 
-class _FoundError(Exception):
-    def __init__(self, parser: Parser) -> None:
-        super().__init__()
-        self.parser = parser
-
-
 def page() -> str:
     """Render the page."""
-    tree = parsers()
+    tree = {words: each for words, each in parsers().items() if words.partition(" ")[0] not in {*ELSEWHERE} - {words}}
     counts = Counter(row for parser in tree.values() for row in _rows(parser) if row.startswith("| `--"))
     # The most frequent meaning of each option.
     common = list({_option(row): row for row, count in reversed(counts.most_common()) if count >= COMMON_MIN}.values())
-    lines = [_INTRO, "| command | purpose |", "|---|---|"]
-    lines += [f"| [`gpuwarden {name}`](#gpuwarden-{name}) | {cli.HELP[name]} |" for name in cli.commands()]
+    lines = [_INTRO]
+    for title, group in cli.GROUPS.items():
+        lines += [f"| {title} | purpose |", "|---|---|"]
+        lines += [f"| [`gpuwarden {name}`](#gpuwarden-{name}) | {purpose} |" for name, purpose in group.items()]
+        lines.append("")
     lines += ["", "## Common options", "", "| option | meaning |", "|---|---|", *sorted(common), ""]
     for words, parser in tree.items():
         lines += _section(words, parser, common)
     return "\n".join(lines)
-
-
-def parsers() -> dict[str, Parser]:
-    """The parser of each command and subcommand, by its words."""
-    found: dict[str, Parser] = {}
-    for name, target in cli.commands().items():
-        run = cli.load(target)
-        found[name] = _parser_of(run, [])
-        if name in ELSEWHERE:
-            continue
-        for sub, parser in _subcommands(found[name]).items():
-            found[f"{name} {sub}"] = parser if parser.add_help else _parser_of(run, [sub])
-    return found
-
-
-def _parser_of(run: cli.Command, argv: list[str]) -> Parser:
-    def stop(parser: Parser, *_: Any, **__: Any) -> None:
-        raise _FoundError(parser)
-
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("GPUWARDEN_")}
-    with patch.dict(os.environ, ours, clear=True), patch.object(argparse.ArgumentParser, "parse_known_args", stop):
-        try:
-            run(argv)
-        except _FoundError as found:
-            return found.parser
-    raise ValueError(f"{run.__module__} parsed no arguments")
-
-
-def _subcommands(parser: Parser) -> Mapping[str, Parser]:
-    for action in _actions(parser):
-        if isinstance(action, argparse._SubParsersAction):
-            return action.choices
-    return {}
 
 
 def _actions(parser: Parser) -> list[argparse.Action]:
@@ -98,8 +61,7 @@ def _section(words: str, parser: Parser, common: list[str]) -> Iterator[str]:
         yield from ("```text", ELSEWHERE[words], "```", "")
         return
     yield from _prose(parser.description)
-    subcommands = _subcommands(parser)
-    if not subcommands:
+    if parser.subcommands is None:
         yield from ("```text", usage(command, parser), "```", "")
     rows = list(_rows(parser))
     own = [row for row in rows if row not in common]
@@ -107,7 +69,7 @@ def _section(words: str, parser: Parser, common: list[str]) -> Iterator[str]:
         yield from ("| argument or option | meaning |", "|---|---|", *own, "")
     if shared := [f"`{_option(row)}`" for row in rows if row in common]:
         yield from (f"[Common options](#common-options): {', '.join(shared)}.", "")
-    if subcommands:
+    if parser.subcommands is not None:
         yield from ("| subcommand | purpose |", "|---|---|")
         for sub, its in _helps(parser).items():
             yield f"| [`{command} {sub}`](#{'-'.join(f'{command} {sub}'.split())}) | {its} |"
@@ -116,10 +78,7 @@ def _section(words: str, parser: Parser, common: list[str]) -> Iterator[str]:
 
 
 def _helps(parser: Parser) -> dict[str, str]:
-    for action in _actions(parser):
-        if isinstance(action, argparse._SubParsersAction):
-            return {each.dest: each.help or "" for each in action._choices_actions}
-    return {}
+    return {each.dest: each.help or "" for each in parser.subcommands._choices_actions}
 
 
 def usage(command: str, parser: Parser) -> str:

@@ -12,7 +12,7 @@ import pytest
 from gpuwarden.job import JobClass, JobId
 from gpuwarden.queue import JobStore, Submission
 from gpuwarden.reporter import Reporter
-from tests.gpuwarden.cli.test_watch import terminal
+from tests.terminal import terminal
 from tests.waiting import eventually
 
 

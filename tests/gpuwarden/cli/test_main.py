@@ -37,7 +37,7 @@ def test_missing_command_prints_help_and_exits_2(capsys: pytest.CaptureFixture[s
     code, out, err = run(capsys)
 
     assert (code, out) == (2, "")
-    assert "commands:" in err
+    assert "\n\njobs:\n  job " in err
     for command in ("worker", "job", "runs", "queue", "events", "gpu", "host"):
         assert f"\n  {command} " in err
 

@@ -1,23 +1,18 @@
 """`--watch` at a terminal, without one, and with a reader that leaves."""
 
-import fcntl
-import os
-import pty
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from gpuwarden.queue import JobStore, Submission
 from remediator.ledger.ledger import Ledger
+from tests.terminal import terminal
 from tests.waiting import eventually
 
 WATCH = ("job", "list", "--watch", "--queue-db")
@@ -33,35 +28,6 @@ def queue(tmp_path: Path) -> Iterator[JobStore]:
 
 def submit(store: JobStore, task: str) -> None:
     store.runs.submit(Submission(queue="gpu", payload={"task": task}), now=store.now())
-
-
-@contextmanager
-def terminal(*arguments: str, rows: int = 24) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
-    """A command in a terminal of 80 columns, and what it has written so far."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 80, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gpuwarden", *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={name: value for name, value in os.environ.items() if name not in ("LINES", "COLUMNS")} | {"TERM": "xterm"},
-    )
-    os.close(theirs)
-    written = bytearray()
-
-    def said() -> str:
-        with suppress(OSError):
-            while select.select([ours], [], [], 0)[0]:
-                written.extend(os.read(ours, 65536))
-        return written.decode()
-
-    try:
-        yield process, said
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

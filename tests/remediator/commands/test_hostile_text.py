@@ -34,7 +34,7 @@ NOT_FREE = {
 """Columns of enums, and keys that a command needs."""
 
 NOT_RUN = {
-    "up", "init", "exporter", "remediator", "gateway",  # programs
+    "up", "init", "exporter", "remediator", "gateway", "completion",  # programs, and a script without data
 }  # fmt: skip
 
 COMMANDS: Sequence[Sequence[str]] = (
