@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from exporter.evidence import gpu_attribution
+from exporter.evidence.demand_gate import DemandWatch
 from exporter.evidence.gpu_history import GpuHistory
 from exporter.evidence.gpu_loss import GpuLossState, GpuLossTracker
 from exporter.evidence.vram_reclaim import VramReclaimTracker
@@ -39,6 +40,7 @@ class GpuWatch:
         self._nvidia = nvidia
         self._nodes: dict[str, str] = {}
         self._gpu_history = GpuHistory(thresholds)
+        self.demand = DemandWatch(thresholds)
         self._loss_history = GpuLossTracker(gap_max_s=thresholds.gap_max_s)
         self._return_history = VramReclaimTracker(bound_s=thresholds.vram_return_s, gap_max_s=thresholds.gap_max_s)
 

@@ -24,6 +24,7 @@ from exporter.model.gpu import DRM_SOURCE, NVIDIA_SOURCE, GpuReadings
 from exporter.sampler import Sampler
 from exporter.settings import Settings, unknown_variables
 from exporter.sources.containers import kubelet
+from exporter.sources.containers.deployments import Deployments
 from exporter.sources.containers.discovery import EngineRegistry, PendingEngine
 from exporter.sources.containers.kubernetes import LOGS, Api, Pods
 from exporter.sources.containers.poller import Listener
@@ -217,14 +218,17 @@ def make_pods(settings: Settings) -> Pods:
     Raises:
         GpuwardenError: a setting is invalid.
     """
-    api = None
+    api = deployments = None
     if settings.pods == "api" or (settings.pods == "auto" and settings.node_name):
         client = kube.connect(settings.kubeconfig)
         namespaces = settings.pod_namespaces
         api = Api(client, node=settings.node_name, budgets=settings.budget_sources, namespaces=namespaces)
-    if settings.pod_resources == "auto":
-        return Pods(api=api, pod_resources=kubelet.SOCKET, pod_resources_wanted=False)
-    return Pods(api=api, pod_resources=None if settings.pod_resources == "none" else Path(settings.pod_resources))
+        if gated := settings.demand_gate_namespaces:
+            deployments = Deployments(client, node=settings.node_name, namespaces=gated)
+    wanted = settings.pod_resources != "auto"
+    named = None if settings.pod_resources == "none" else Path(settings.pod_resources)
+    socket = named if wanted else kubelet.SOCKET
+    return Pods(api=api, pod_resources=socket, pod_resources_wanted=wanted, deployments=deployments)
 
 
 @dataclass(frozen=True, kw_only=True)

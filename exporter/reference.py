@@ -34,6 +34,7 @@ METRICS: Final = {
     "GPU use of containers": r"^gpuwarden_container_(gpu|recyclable)",
     "Containers": r"^gpuwarden_container_",
     "Servers": r"^gpuwarden_server_",
+    "Tenants on demand": r"^gpuwarden_on_demand_",
     "GPU drivers": r"^gpuwarden_driver_",
     "Health of GPUs": r"^gpuwarden_gpu_(xid|temperature|power|\w+_clock|throttled|ecc|remapped|row|pcie)",
     "GPUs": r"^gpuwarden_(gpu|node)_",
@@ -140,8 +141,8 @@ def _metrics() -> Iterator[str]:
 
 _ORDER: Final = (
     "Workers", "Jobs", "Inactivity and limits of jobs", "Gangs", "Tasks of other runners", "Containers",
-    "Activity of containers", "GPU use of containers", "Servers", "GPUs", "Health of GPUs", "GPU drivers", "Exporter",
-    "Thresholds",
+    "Activity of containers", "GPU use of containers", "Servers", "Tenants on demand", "GPUs", "Health of GPUs",
+    "GPU drivers", "Exporter", "Thresholds",
 )  # fmt: skip
 
 

@@ -119,6 +119,10 @@ class Sampler:
         servers = self._observe_servers(running, found.workers, answers.listings, now_s=now_s)
         account = self._gpus.account(gpus, placement, now_s=now_s)
         pods = answers.listings.get("kubernetes")
+        gated = [tenant for each in answers.listings.values() if each is not None for tenant in each.on_demand]
+        on_demand = self._gpus.demand.observe(
+            gated, seen.containers, gpus.readings, account.reclaiming_bytes, host=self._host, now_s=now_s
+        )
         snapshot = Snapshot(
             host=self._host,
             taken=now,
@@ -144,6 +148,7 @@ class Sampler:
             unknown=self._unknown.counts,
             advertised_bytes=None if pods is None else pods.advertised_bytes,
             declared_bytes=None if pods is None else pods.declared_bytes,
+            on_demand=on_demand,
             took_s=time.monotonic() - began_s,
         )
         snapshot = ranks.judge(snapshot)

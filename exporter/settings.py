@@ -130,6 +130,12 @@ class Settings(BaseSettings):
         "--pods api",
     )
 
+    demand_gate_namespaces: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="namespaces whose Deployments may be tenants on demand; same for the executor; needs --pods api "
+        "(docs/how-to/share-gpu-memory.md)",
+    )
+
     nvml: Literal["auto", "on", "off"] = Field(
         default="auto",
         description="read NVIDIA GPUs: 'auto' if the driver's library can be loaded; 'on' fails without it "
@@ -266,6 +272,25 @@ class Settings(BaseSettings):
         "(docs/how-to/share-gpu-memory.md)",
     )
 
+    demand_gate_after_s: float = Field(
+        default=Thresholds.demand_gate_after_s,
+        ge=0,
+        le=86400,
+        description="seconds with room, or with too little free memory, until a tenant on demand is scaled",
+    )
+    demand_gate_idle_s: float = Field(
+        default=Thresholds.demand_gate_idle_s,
+        gt=0,
+        le=86400,
+        description="seconds without GPU use until a tenant on demand is not in use",
+    )
+    demand_gate_min_s: float = Field(
+        default=Thresholds.demand_gate_min_s,
+        ge=0,
+        le=86400,
+        description="seconds that a tenant on demand stays on or off at least, also after a person scaled it",
+    )
+
     probe_interval_s: float = Field(
         default=5.0, ge=1, le=60, description="seconds between two probes of a server with a probe URL"
     )
@@ -346,7 +371,7 @@ class Settings(BaseSettings):
         """Where pods declare their VRAM budget."""
         return BudgetSources(resources=self.budget_resource, annotations=self.budget_annotation)
 
-    @field_validator("pod_namespaces", mode="before")
+    @field_validator("pod_namespaces", "demand_gate_namespaces", mode="before")
     @classmethod
     def _split_namespaces(cls, found: Any) -> Any:
         return namespaces(found)
@@ -381,6 +406,8 @@ class Settings(BaseSettings):
     def _check_pods(self) -> Self:
         if self.pods == "api" and not self.node_name:
             raise ValueError("--pods api needs --node-name: in a pod, set it to spec.nodeName by the downward API")
+        if self.demand_gate_namespaces and (self.pods not in ("auto", "api") or not self.node_name):
+            raise ValueError("--demand-gate-namespaces needs --pods api and --node-name")
         return self
 
     @model_validator(mode="after")

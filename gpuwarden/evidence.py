@@ -2,6 +2,7 @@
 
     GET /evidence?worker=NAME      ->  `WorkerFacts` as JSON; 404 for an unknown worker
     GET /evidence?container=NAME   ->  `ServerFacts` as JSON; null container fields if it does not run
+    GET /evidence?tenant=NAME      ->  `OnDemandFacts` as JSON; 404 if unknown
 
 Durations are seconds, sizes bytes, ratios 0 to 1. `null` means unknown, and `*_unknown` says why.
 """
@@ -147,10 +148,65 @@ class ServerFacts(ContainerFacts):
     nameless_gpus: list[str] | None
 
 
-_Facts = TypeVar("_Facts", WorkerFacts, ServerFacts)
+@dataclass(frozen=True, kw_only=True)
+class OnDemandGpuFacts:
+    """Memory of a GPU that a tenant on demand may use."""
+
+    __pydantic_config__: ClassVar[dict[str, bool]] = {"strict": True}
+
+    gpu: str
+    free_bytes: int | None
+    # What others that are on still need.
+    reclaiming_bytes: int | None
+    reserved_bytes: int
+    floor_bytes: int
+
+    @property
+    def room_bytes(self) -> int | None:
+        """What is free for it."""
+        if self.free_bytes is None or self.reclaiming_bytes is None:
+            return None
+        return self.free_bytes - self.reclaiming_bytes - self.reserved_bytes
+
+    @property
+    def is_short(self) -> bool | None:
+        """Whether it is under its floor."""
+        if self.free_bytes is None or self.reclaiming_bytes is None:
+            return None
+        return self.free_bytes + self.reclaiming_bytes < self.floor_bytes
 
 
-def render(facts: ContainerFacts) -> str:
+@dataclass(frozen=True, kw_only=True)
+class OnDemandFacts:
+    """One tenant on demand at one moment."""
+
+    __pydantic_config__: ClassVar[dict[str, bool]] = {"strict": True, "allow_inf_nan": False}
+
+    host: str
+    sample_age_s: float
+    tenant: str
+    kind: str
+    handle: str
+    on: bool
+    # Null with an invalid annotation.
+    needed_bytes: int | None
+    invalid: str | None
+    # Times on or off, with room, short of memory, without GPU use.
+    state_s: float
+    room_s: float | None
+    short_s: float | None
+    idle_s: float | None
+    cards: list[OnDemandGpuFacts]
+    # Limits.
+    after_s: float
+    idle_after_s: float
+    min_s: float
+
+
+_Facts = TypeVar("_Facts", WorkerFacts, ServerFacts, OnDemandFacts)
+
+
+def render(facts: ContainerFacts | OnDemandFacts) -> str:
     """Render one JSON object."""
     return json.dumps(asdict(facts), allow_nan=False)
 
@@ -169,11 +225,16 @@ def parse_server(text: str) -> ServerFacts:
     return _parse(ServerFacts, text)
 
 
+def parse_on_demand(text: str) -> OnDemandFacts:
+    """See `parse`."""
+    return _parse(OnDemandFacts, text)
+
+
 @cache
 def _readers() -> "dict[type, TypeAdapter[Any]]":
     from pydantic import TypeAdapter  # noqa: PLC0415 - as above
 
-    return {each: TypeAdapter(each) for each in (WorkerFacts, ServerFacts)}
+    return {each: TypeAdapter(each) for each in (WorkerFacts, ServerFacts, OnDemandFacts)}
 
 
 def _parse(wanted: type[_Facts], text: str) -> _Facts:

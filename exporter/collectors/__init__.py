@@ -8,7 +8,7 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
-from exporter.collectors import containers, gpus, jobs, servers, tasks, workers
+from exporter.collectors import containers, gpus, jobs, on_demand, servers, tasks, workers
 from exporter.model.snapshot import Snapshot
 
 COLLECTORS: Final[Mapping[str, Callable[[Snapshot], Iterable[Metric]]]] = {
@@ -18,4 +18,5 @@ COLLECTORS: Final[Mapping[str, Callable[[Snapshot], Iterable[Metric]]]] = {
     "containers": containers.families,
     "servers": servers.families,
     "gpus": gpus.families,
+    "on_demand": on_demand.families,
 }

@@ -1,6 +1,6 @@
-"""The answers of `/evidence` about one worker or server. Pure."""
+"""The answers of `/evidence` about one worker, server or tenant on demand. Pure."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Final
 
 from exporter.evidence import vram_budgets
@@ -10,7 +10,7 @@ from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown
 from exporter.model.worker import WorkerReading, WorkerReadings
-from gpuwarden.evidence import ContainerFacts, ServerFacts, WorkerFacts
+from gpuwarden.evidence import ContainerFacts, OnDemandFacts, ServerFacts, WorkerFacts
 from gpuwarden.state_file import Stamp
 
 
@@ -98,6 +98,13 @@ def server_evidence(name: str, snapshot: Snapshot, *, now: Stamp) -> ServerFacts
         unseen=list(snapshot.unseen),
         nameless_gpus=list(place.nameless) if place else None,
     )
+
+
+def on_demand_evidence(name: str, snapshot: Snapshot, *, now: Stamp) -> OnDemandFacts | None:
+    """Return the facts about a tenant on demand; `None` if the snapshot has none of that name."""
+    found = next((each for each in snapshot.on_demand if each.tenant == name), None)
+    sample_age_s = snapshot.taken.age_s(now)
+    return None if found is None or sample_age_s is None else replace(found, sample_age_s=sample_age_s)
 
 
 def _container_facts(snapshot: Snapshot, place: ContainerEvidence | None, sample_age_s: float) -> dict[str, Any]:

@@ -45,7 +45,7 @@ _PAGE: Final = """<!doctype html>
 
 <li><a href="/-/ready">/-/ready</a>: the last sample is at most {fresh:g} s old</li>
 
-<li><code>/evidence?worker=NAME</code>, <code>/evidence?container=NAME</code>: for the remediator of this host</li>
+<li><code>/evidence</code>: facts about one worker, container or tenant, for the remediator of this host</li>
 </ul>
 </html>
 """
@@ -124,22 +124,25 @@ class _Pages:
         if request.client is None or not ipaddress.ip_address(request.client.host).is_loopback:
             return PlainTextResponse("/evidence answers clients on this host only\n", HTTPStatus.FORBIDDEN)
         asked = request.query_params
-        workers, containers = ([each for each in asked.getlist(name) if each] for name in ("worker", "container"))
-        if len(workers) + len(containers) != 1:
-            says = "name one worker: /evidence?worker=NAME, or one server: /evidence?container=NAME\n"
+        named = [(what, each) for what in ("worker", "container", "tenant") for each in asked.getlist(what) if each]
+        if len(named) != 1:
+            says = "name one worker: /evidence?worker=NAME, or one server: ?container=NAME, or a tenant: ?tenant=NAME\n"
             return PlainTextResponse(says, HTTPStatus.BAD_REQUEST)
+        ((what, name),) = named
         now = clock.stamp()
         snapshot = self._fresh_snapshot(now)
-        if snapshot is None or (snapshot.workers if workers else snapshot.servers) is None:
+        if snapshot is None or (snapshot.workers if what == "worker" else snapshot.servers) is None:
             return _no_fresh_sample()
-        found: facts.ContainerFacts | None
-        if workers:
-            found = evidence.worker_evidence(workers[0], snapshot, now=now)
+        found: facts.ContainerFacts | facts.OnDemandFacts | None
+        if what == "worker":
+            found = evidence.worker_evidence(name, snapshot, now=now)
+        elif what == "tenant":
+            found = evidence.on_demand_evidence(name, snapshot, now=now)
         else:
-            found = evidence.server_evidence(containers[0], snapshot, now=now)
+            found = evidence.server_evidence(name, snapshot, now=now)
         if found is None:
-            what = "worker" if workers else "server"
-            return PlainTextResponse(f"no such {what} on this host\n", HTTPStatus.NOT_FOUND)
+            kind = "server" if what == "container" else what
+            return PlainTextResponse(f"no such {kind} on this host\n", HTTPStatus.NOT_FOUND)
         return Response(facts.render(found), media_type="application/json")
 
     async def ready(self, _: Request) -> Response:

@@ -9,6 +9,7 @@ from exporter.model.thresholds import Thresholds
 from gpuwarden import conditions
 
 if TYPE_CHECKING:  # keeps driver processes small
+    from gpuwarden.evidence import OnDemandFacts
     from gpuwarden.state_file import JobFile, Stamp
 from exporter.model.container import ContainerEvidence, GpuShare, ServerEvidence
 from exporter.model.gpu import GpuReadings, GpuTotals
@@ -84,6 +85,7 @@ class Snapshot:
     """Unknown samples by (container, field, reason)."""
     advertised_bytes: int | None = None
     declared_bytes: int | None = None
+    on_demand: tuple["OnDemandFacts", ...] = ()
     took_s: float | None = None
 
     def container_of(self, sighting: WorkerReading) -> ContainerEvidence | None:

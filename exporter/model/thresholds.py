@@ -24,6 +24,9 @@ class Thresholds:
     vram_floor_bytes: int = 1536 * 2**20
     vram_tie_bytes: int = 256 * 2**20
     vram_return_s: float = 30.0
+    demand_gate_after_s: float = 60.0
+    demand_gate_idle_s: float = 300.0
+    demand_gate_min_s: float = 600.0
     gpu_lost_s: float = 60.0
     not_ready_s: float = 1800.0
     server_page_after_ratio: float = 10.0
@@ -72,6 +75,24 @@ GAUGES: Final = (
         "A container that uses at most this share of one CPU is inactive.",
         "cpu_idle_ratio",
         "--cpu-idle-ratio",
+    ),
+    Limit(
+        "gpuwarden_demand_gate_after_threshold_seconds",
+        "A tenant on demand is scaled once it has had room, or its GPU too little free memory, for this long.",
+        "demand_gate_after_s",
+        "--demand-gate-after-s",
+    ),
+    Limit(
+        "gpuwarden_demand_gate_idle_threshold_seconds",
+        "A tenant on demand that has been idle for this long is not in use.",
+        "demand_gate_idle_s",
+        "--demand-gate-idle-s",
+    ),
+    Limit(
+        "gpuwarden_demand_gate_min_threshold_seconds",
+        "A tenant on demand stays on or off for at least this long.",
+        "demand_gate_min_s",
+        "--demand-gate-min-s",
     ),
     Limit(
         "gpuwarden_gpu_lost_threshold_seconds",

@@ -10,7 +10,7 @@ from testbed.check_release import CHECKOUT, AlertRule, alert_rules
 HEADINGS: Final = {
     "Jobs": r"^(budget|gang|gpu|health|shared|stall|steps|stuck)\.",
     "Workers and runs": r"^(gone|queue|worker|wrangling)\.",
-    "Servers and VRAM": r"^(seats|server|vram)\.",
+    "Servers and VRAM": r"^(demand|seats|server|vram)\.",
     "Hosts": r"^host\.",
     "GPUs and drivers": r"^(attribution|faults)\.",
     "Exporter": r"^telemetry\.",

@@ -7,6 +7,7 @@ from exporter.model.gpu import Gpu, GpuProcess, GpuReadings
 from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
 from exporter.model.worker import TaskReading, WorkerReading, WorkerReadings
+from gpuwarden.evidence import OnDemandFacts, OnDemandGpuFacts
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.state_file import JobFile, Stamp, TaskFile, WorkerFile
 
@@ -135,6 +136,41 @@ def evidence(**changes: Any) -> ContainerEvidence:
         "heavy_page_fault_idle_s": 900.0,
     }
     return ContainerEvidence(**(given | changes))
+
+
+def on_demand_gpu(**changes: Any) -> OnDemandGpuFacts:
+    """A GPU with 6000 MiB free, which are all room."""
+    given: dict[str, Any] = {
+        "gpu": "GPU-0",
+        "free_bytes": 6000 * MIB,
+        "reclaiming_bytes": 0,
+        "reserved_bytes": 0,
+        "floor_bytes": 1536 * MIB,
+    }
+    return OnDemandGpuFacts(**(given | changes))
+
+
+def on_demand(**changes: Any) -> OnDemandFacts:
+    """A tenant that is off, and has had room for long enough."""
+    given: dict[str, Any] = {
+        "host": "box-1",
+        "sample_age_s": 0.5,
+        "tenant": "painter",
+        "kind": "docker",
+        "handle": DOCKER_ID,
+        "on": False,
+        "needed_bytes": 3000 * MIB,
+        "invalid": None,
+        "state_s": 900.0,
+        "room_s": 75.0,
+        "short_s": 0.0,
+        "idle_s": None,
+        "cards": [on_demand_gpu()],
+        "after_s": 60.0,
+        "idle_after_s": 300.0,
+        "min_s": 600.0,
+    }
+    return OnDemandFacts(**(given | changes))
 
 
 def probe(**changes: Any) -> Probe:

@@ -256,6 +256,18 @@ SNAPSHOT = build.snapshot(
     unknown={("worker-1", "gpu", "not_listed"): 12, ("w3", "ram", "unreadable"): 3},
     advertised_bytes=14000 * build.MIB,
     declared_bytes=3000 * build.MIB,
+    on_demand=(
+        build.on_demand(),
+        # It runs, and its GPU is busy and has not enough free memory.
+        build.on_demand(
+            tenant="tenants/sketcher", kind="kubernetes", handle="tenants/sketcher", on=True, state_s=700.0, room_s=0.0,
+            short_s=61.0, idle_s=0.0, cards=[build.on_demand_gpu(free_bytes=1000 * build.MIB)],
+        ),
+        build.on_demand(
+            tenant="broken", needed_bytes=None, invalid="bad", room_s=None, short_s=None,
+            cards=[build.on_demand_gpu(free_bytes=None)],
+        ),
+    ),
     took_s=0.0125,
 )  # fmt: skip
 

@@ -16,8 +16,9 @@ import docker
 from docker.constants import DEFAULT_DOCKER_API_VERSION
 from requests import RequestException
 
-from exporter.evidence import server_health, vram_budgets
+from exporter.evidence import demand_gate, server_health, vram_budgets
 from exporter.model.container import Container, HealthCheck, Probe, Server
+from exporter.model.on_demand import OnDemandTenant
 from exporter.model.unknown import Unknown
 from exporter.sources.containers.docker_events import Events
 from exporter.sources.containers.poller import Listener, Listing
@@ -117,6 +118,7 @@ class EngineContainers(Listener):
             ids=frozenset(row["Id"] for row in rows),
             unseen=tuple(_uninspected_names(rows, containers)),
             whole=all(row["Id"] in containers for row in rows if row.get("State", "running") in _UP),
+            on_demand=tuple(_on_demand(rows, self._kind)),
         )
 
     def _list(self, client: docker.APIClient, rows: list[dict[str, Any]]) -> dict[str, Container]:
@@ -205,6 +207,21 @@ def _uninspected_names(rows: list[dict[str, Any]], seen: Mapping[str, Container]
             and vram_budgets.is_recycle_candidate(vram_budgets.parse_budget(row.get("Labels") or {}))
         ):
             yield next(iter(row["Names"] or ()), row["Id"]).removeprefix("/")
+
+
+def _on_demand(rows: list[dict[str, Any]], kind: str) -> Iterator[OnDemandTenant]:
+    """Containers, running or not, that opted in to the demand gate."""
+    for row in rows:
+        demand = demand_gate.parse_labels(row.get("Labels") or {})
+        if demand is not None:
+            yield OnDemandTenant(
+                kind=kind,
+                handle=row["Id"],
+                name=next(iter(row["Names"] or ()), row["Id"]).removeprefix("/"),
+                on=row.get("State", "running") in {*_UP, "restarting"},
+                demand=demand,
+                members=frozenset({row["Id"]}),
+            )
 
 
 def _connect(base_url: str) -> docker.APIClient:

@@ -18,9 +18,11 @@ from typing import Any, Final
 
 from exporter.evidence import vram_budgets
 from exporter.model.container import KUBERNETES, Container, VramBudget
+from exporter.model.on_demand import OnDemandTenant
 from exporter.model.snapshot import SourceHealth
 from exporter.sources import processes
 from exporter.sources.containers import kubelet
+from exporter.sources.containers.deployments import Deployments, deployment_of
 from exporter.sources.containers.poller import Listener, Listing
 from gpuwarden import cgroup, gpu_names, procfs
 from gpuwarden.kube import api as kube
@@ -81,6 +83,7 @@ class PodContainer:
     """What the scheduler counts for its pod, by resource; on one container of the pod."""
 
     managed: bool | None = None
+    deployment: str | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -180,7 +183,7 @@ def running_containers(
         for kind in ("initContainers", "containers", "ephemeralContainers")
         for each in spec.get(kind) or []
     }
-    managed = not pods.refusal(about, namespaces)
+    managed, deployment = not pods.refusal(about, namespaces), deployment_of(about)
     found = []
     for kind in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
         for each in status.get(kind) or []:
@@ -200,6 +203,7 @@ def running_containers(
                     image=its.get("image"),
                     gpu_resources=tuple(filter(GPU_RESOURCE.fullmatch, limits)),
                     managed=managed,
+                    deployment=deployment,
                 )
             )
     recyclable = managed and not pods.is_protected(about)
@@ -268,6 +272,7 @@ class Pods(Listener):
         logs: Path = LOGS,
         proc: Path = procfs.PROC,
         root: Path = cgroup.ROOT,
+        deployments: Deployments | None = None,
     ) -> None:
         super().__init__(
             "pods", failure_prefix="the pods of this node cannot be listed", refresh_s=REFRESH_S, fresh_s=FRESH_S
@@ -285,6 +290,7 @@ class Pods(Listener):
         self._absent: frozenset[str] = frozenset()
         self._walked_s = -ABSENT_S
         self._node = None if api is None else NodeReader(api)
+        self._deployments = deployments
 
     def latest(self) -> Listing:
         """The newest listing, without containers that ended since.
@@ -316,7 +322,8 @@ class Pods(Listener):
         whole = self._find_groups({each.id for each in known}, taken_s)
         known = [replace(each, id=whole.get(each.id, each.id)) for each in known]
         node = None if self._node is None else self._node.read(taken_s)
-        other_sources = [each for each in (self._read_kubelet(known), node) if each is not None]
+        on_demand, gate = self._read_deployments(known)
+        other_sources = [each for each in (self._read_kubelet(known), node, gate) if each is not None]
         before = self._listing.containers if self._listing else {}
         containers = {}
         for each in known:
@@ -332,7 +339,18 @@ class Pods(Listener):
             other_sources=tuple(other_sources),
             advertised_bytes=None if self._node is None else self._node.advertised_bytes,
             declared_bytes=None if self._node is None else _declared_bytes(known, self._node.resource),
+            on_demand=on_demand,
         )
+
+    def _read_deployments(
+        self, known: Collection[PodContainer]
+    ) -> tuple[tuple[OnDemandTenant, ...], SourceHealth | None]:
+        if self._deployments is None:
+            return (), None
+        members: dict[str, set[str]] = {}
+        for each in known:
+            members.setdefault(f"{each.namespace}/{each.deployment}", set()).add(each.id)
+        return self._deployments.read({name: frozenset(ids) for name, ids in members.items()})
 
     def _read_kubelet(self, known: Collection[PodContainer]) -> SourceHealth | None:
         """Read GPUs from the kubelet; `None` without a socket."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from exporter.model.container import Container
+from exporter.model.on_demand import OnDemandTenant
 from exporter.model.snapshot import SourceHealth
 
 START_S: Final = 1.0
@@ -38,6 +39,7 @@ class Listing:
         other_sources: results of further sources.
         advertised_bytes: GPU memory that the Kubernetes node advertises.
         declared_bytes: what its pods declare of it.
+        on_demand: Deployments and containers, running or not, that opted in to the demand gate.
     """
 
     containers: dict[str, Container]
@@ -51,6 +53,7 @@ class Listing:
     other_sources: tuple[SourceHealth, ...] = ()
     advertised_bytes: int | None = None
     declared_bytes: int | None = None
+    on_demand: tuple[OnDemandTenant, ...] = ()
 
 
 class Listener(ABC):

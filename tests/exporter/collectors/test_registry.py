@@ -170,6 +170,9 @@ def test_unknown_inputs_of_rules_are_nan_as_the_reference_says() -> None:
                 build.snapshot(
                     build.sighting(pid=None, job=each), containers=(unknown,), worker_evidence={"w0": unknown},
                     gpus=gpus, servers=(server,), reclaiming_bytes={},
+                    on_demand=(build.on_demand(
+                        room_s=None, short_s=None, cards=[build.on_demand_gpu(free_bytes=None)],
+                    ),),
                 )
             )
             for each in jobs
@@ -183,6 +186,7 @@ def test_unknown_inputs_of_rules_are_nan_as_the_reference_says() -> None:
         build.sighting(job=build.job_file(step=100, step_max_s=1.0)),
         containers=(known,), worker_evidence={"w0": known}, gpus=build.gpus(build.gpu(0, memory_free_bytes=1)),
         servers=(build.server_evidence(probe_failing_s=0.0),), reclaiming_bytes={"GPU-0": 0},
+        on_demand=(build.on_demand(on=True, idle_s=0.0),),
     )  # fmt: skip
     assert not_numbers(well) == set()
 

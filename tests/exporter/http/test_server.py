@@ -173,6 +173,7 @@ def test_front_page_and_health_answer_before_the_first_sample() -> None:
             "/evidence?container=none", 200, '"container_incarnation": null', id="container that does not run"
         ),
         pytest.param("/evidence?container=w0&worker=w0", 400, "name one worker", id="worker and container"),
+        pytest.param("/evidence?tenant=none", 404, "no such tenant", id="unknown tenant"),
         pytest.param("/evidence?gpu=0", 400, "or one server", id="other parameter"),
         pytest.param("/-/healthy", 200, "ok", id="health"),
         pytest.param("/-/ready", 200, "ok", id="readiness"),
@@ -186,6 +187,15 @@ def test_page_answers(path: str, status: int, says: str) -> None:
 
     assert found == status
     assert says in text
+
+
+def test_tenant_on_demand_has_the_age_of_the_sample() -> None:
+    with served(live(build.sighting(), on_demand=(build.on_demand(),))) as port:
+        status, text, _ = get(port, "/evidence?tenant=painter")
+
+    found = facts.parse_on_demand(text)
+    assert (status, replace(found, sample_age_s=0.5)) == (200, build.on_demand())
+    assert found.sample_age_s < 5
 
 
 def test_server_without_evidence_is_named_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
