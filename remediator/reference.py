@@ -11,6 +11,7 @@ from typing import Final
 from gpuwarden.docs_pages import by_heading, unit_of
 from gpuwarden.settings import tables, write_pages
 from remediator.metrics.ledger import SERIES
+from remediator.metrics.pending_pods import SERIES as PENDING_SERIES
 from remediator.metrics.queue import ANSWER_S, COUNT_WAIT_S
 from remediator.metrics.queue import SERIES as QUEUE_SERIES
 from remediator.metrics.series import Catalogue
@@ -25,6 +26,7 @@ SERVE: Final = {
     "body_max_bytes": "Alerts",
     "executor_down_s": "Thresholds of rules",
     "alertmanager": "Addresses",
+    "pending_pods": "Kubernetes",
 }
 EXECUTE: Final = {
     "armed": "Remedies",
@@ -61,6 +63,7 @@ REASONS_ABOUT: Final = {
 METRICS: Final = {
     "Alerts and webhook": r"_(alerts|backlog|watchdog|webhook|reconciliations)_",
     "Thresholds": r"_(down_after|overdue_after|lost_after)_seconds$|_activation_items$",
+    "Kubernetes": r"_pods?_pending_|_pending_pods",
     "Episodes and actions": r"_(episodes?|intents?|intent_age|given_up|quarantines|steps)(_|$)",
     "Remediator and executor": r"^gpuwarden_remediator_",
 }
@@ -121,7 +124,7 @@ def metrics_page() -> str:
             "ledger survive restarts and the deletion of old episodes. With `--queue-db` there are also",
             "[metrics of the queue](metrics-queue.md).",
             "",
-            *_metrics(SERIES, METRICS),
+            *_metrics(Catalogue(*SERIES.values(), *PENDING_SERIES.values()), METRICS),
         ]
     )
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from dashboards.expressions import CONTAINER, GPU, HOST, SHARE, aggregate, on_gpu
+from dashboards.expressions import CONTAINER, GPU, HOST, SHARE, aggregate, on_gpu, or_none
 from dashboards.panels import Panel, Query
 
 _BY_CONTAINER: Final = "{{host}}/{{container}}"
@@ -166,6 +166,24 @@ PANELS: Final = (
             ),
         ),
         width=12,
+    ),
+    Panel(
+        title="Pods that wait for GPU memory",
+        description="GPU memory that each Pending pod wants, while no node has that much of its advertised memory "
+        "free. A gap: `remediator serve --pending-pods` does not run, or the Kubernetes API does not answer.",
+        unit="bytes",
+        queries=(
+            Query(
+                expr=or_none(
+                    aggregate("max", ("pod_namespace", "pod_name"), "gpuwarden_pod_pending_wanted_bytes", where=HOST),
+                    f"max(gpuwarden_pending_pods{{{HOST}}})",
+                    "pod_namespace",
+                    "pod_name",
+                ),
+                legend="{{pod_namespace}}/{{pod_name}}",
+            ),
+        ),
+        width=24,
     ),
     Panel(
         title="Server probe failing for",

@@ -11,6 +11,7 @@ from kubernetes.utils.quantity import parse_quantity
 from gpuwarden.kube import api as kube_api
 from gpuwarden.kube.api import KubeError, read_json
 from gpuwarden.kube.budget import scheduled_mib
+from remediator.pending_pods import PendingPod, waiting
 from remediator.seats import Node
 
 ANSWER_S: Final = 10.0
@@ -56,6 +57,13 @@ class Nodes:
                 if mib := scheduled_mib(pod["spec"], self._resource):
                     found.setdefault(pod["spec"]["nodeName"], []).append(mib)
             return found
+
+    def pending_pods(self) -> list[PendingPod]:
+        """The pods of the cluster that wait for the resource, from the API server's cache."""
+        where = "spec.nodeName=,status.phase=Pending"
+        with _request("list the Pending pods"):
+            answer = self._core.list_pod_for_all_namespaces(field_selector=where, resource_version="0", **_RAW)
+            return waiting(read_json(answer)["items"], self._resource)
 
     def advertise(self, name: str, mib: int | None, *, version: str = "") -> Node:
         """Set or remove the seats of a node, with `version` only if it did not change since. Returns the node."""

@@ -19,6 +19,7 @@ from gpuwarden.job import AVOID_S, WATCHDOG_RETRIES_MAX
 from gpuwarden.reporter import state_directory
 from gpuwarden.settings import engine, namespaces, services, split
 from remediator.payload import ALERTS_MAX
+from remediator.pending_pods import PENDING_S
 from remediator.remedies.wrangle import ACTIVATION, MIGRATIONS_MAX, TIMEOUT_S
 from remediator.seats import NODE_LABELS, RESERVE_MIB, RESOURCE
 
@@ -76,6 +77,11 @@ class CommonSettings(BaseSettings):
         le=999_999,
         description="failed items of a run that a worker may have before gpuwarden judges both; same for `serve` and "
         "`execute`",
+    )
+    budget_resource: str = Field(
+        default=RESOURCE,
+        pattern=r"^[a-z0-9.-]+/[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="extended resource of the seats, whole MiB; same for the exporter",
     )
     log_level: str = Field(
         default="info",
@@ -140,6 +146,16 @@ class ServeSettings(CommonSettings):
     queue_db: str | None = Field(
         default=None,
         description="database URL of the job queue, for its metrics at /metrics; also set by $GPUWARDEN_QUEUE_DB",
+    )
+    pending_pods: CliImplicitFlag[bool] = Field(
+        default=False,
+        description="publish the pods of the Kubernetes cluster that wait for GPU memory; needs `list` of pods",
+    )
+    pod_pending_s: float = Field(
+        default=PENDING_S,
+        ge=5,
+        le=604800,
+        description="an alert fires if a pod waits for GPU memory for this long, seconds",
     )
 
 
@@ -226,11 +242,6 @@ class ExecuteSettings(CommonSettings):
         default="dry-run",
         description="advertise the node's GPU memory to the scheduler: 'on', 'off', or 'dry-run', which logs what it "
         "would advertise; needs --node-name",
-    )
-    budget_resource: str = Field(
-        default=RESOURCE,
-        pattern=r"^[a-z0-9.-]+/[A-Za-z0-9][A-Za-z0-9._-]*$",
-        description="extended resource of the seats, whole MiB; same for the exporter",
     )
     seats_reserve_mib: int = Field(
         default=RESERVE_MIB, ge=0, description="memory of each GPU that pods may not declare, MiB"

@@ -61,7 +61,7 @@ def create_app(
     body_max_bytes: int,
     alerts_max: int = payloads.ALERTS_MAX,
     alertmanagers: Sequence[str] = (),
-    queue: Collector | None = None,
+    collectors: Sequence[Collector] = (),
     wrangle_activation: int = Rules.activation,
     executor_down_s: float = EXECUTOR_SILENT_S,
     intent_overdue_s: float = INTENT_OVERDUE_S,
@@ -75,12 +75,12 @@ def create_app(
         body_max_bytes: larger bodies are refused with 413.
         alerts_max: bodies with more alerts are refused with 413.
         alertmanagers: queried for alerts that a call left out.
-        queue: metrics of the queue, if published.
+        collectors: metrics of the queue and of Pending pods, if published.
         wrangle_activation: threshold of the rule about failing items.
         executor_down_s: threshold of the rule about silent executors, seconds.
         intent_overdue_s: threshold of the rule about overdue intents, seconds.
     """
-    registry = _registry(ledger, host, queue)
+    registry = _registry(ledger, host, collectors)
     rejected = Counter(
         "gpuwarden_remediator_webhook_rejected",
         SERIES["gpuwarden_remediator_webhook_rejected_total"].meaning,
@@ -225,11 +225,10 @@ def _probes(app: FastAPI, ledger: Ledger) -> None:
         return Response("ready\n", media_type="text/plain")
 
 
-def _registry(ledger: Ledger, host: str, queue: Collector | None) -> CollectorRegistry:
+def _registry(ledger: Ledger, host: str, collectors: Sequence[Collector]) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(LedgerCollector(ledger, host))
-    if queue is not None:
-        registry.register(queue)
+    for each in (LedgerCollector(ledger, host), *collectors):
+        registry.register(each)
     return registry
 
 

@@ -13,9 +13,11 @@ import structlog
 from gpuwarden import __version__, logs
 from gpuwarden.http.serving import Server, bind
 from gpuwarden.http.web_config import WebConfig
+from gpuwarden.kube import api as kube_api
 from gpuwarden.queue.open import existing
 from gpuwarden.reporter import host_key
 from remediator.ledger.ledger import Ledger
+from remediator.metrics.pending_pods import PendingPodsCollector
 from remediator.metrics.queue import QueueCollector
 from remediator.settings.settings import ServeSettings
 from remediator.webhook.app import create_app
@@ -43,6 +45,9 @@ def serve(settings: ServeSettings) -> None:
             if not settings.allow_shared_role:
                 ledger.refuse_role_of(settings.queue_db)
             queue = parts.enter_context(closing(QueueCollector(partial(existing, settings.queue_db), host=host)))
+        pending_pods = _pending_pods(settings)
+        if pending_pods is not None:
+            parts.enter_context(closing(pending_pods)).start()
         app = create_app(
             ledger=ledger,
             host=host,
@@ -50,7 +55,7 @@ def serve(settings: ServeSettings) -> None:
             body_max_bytes=settings.body_max_bytes,
             alerts_max=settings.alerts_max,
             alertmanagers=settings.alertmanager,
-            queue=queue,
+            collectors=[each for each in (queue, pending_pods) if each is not None],
             wrangle_activation=settings.wrangle_activation,
             executor_down_s=settings.executor_down_s,
             intent_overdue_s=settings.intent_overdue_s,
@@ -65,6 +70,16 @@ def serve(settings: ServeSettings) -> None:
             gc.freeze()  # collecting these objects again would delay a call by 60 ms
             Server(app, web, at_start=ready, at_end=end.start).run(sockets=[listener])
     log.info("remediator stopped")
+
+
+def _pending_pods(settings: ServeSettings) -> PendingPodsCollector | None:
+    if not settings.pending_pods:
+        return None
+    api = kube_api.connect()
+    from remediator.clients.nodes import Nodes  # noqa: PLC0415 - slow to import
+
+    nodes = Nodes(api, settings.budget_resource)
+    return PendingPodsCollector(nodes.pending_pods, pending_s=settings.pod_pending_s)
 
 
 @contextmanager

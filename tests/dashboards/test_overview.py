@@ -28,7 +28,9 @@ from remediator.ledger.counters import DURATION_BOUNDS_S, DurationHistogram, Tot
 from remediator.ledger.database import LedgerDatabase
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import Reports
+from remediator.metrics.pending_pods import PendingPodsCollector
 from remediator.metrics.queue import Count, QueueCollector
+from remediator.pending_pods import PendingPod
 from remediator.plan import Subject
 from remediator.remedies.guards import Orders
 from remediator.webhook.app import create_app
@@ -122,9 +124,11 @@ def remediator_series() -> dict[str, frozenset[str]]:
     engine = create_engine("sqlite://")
     ledger = Ledger(engine)
     ledger.reports = FullReports(LedgerDatabase(engine, host=None))
-    app = create_app(
-        ledger=ledger, host="h1", web=WebConfig(None), body_max_bytes=1, queue=FullQueue(no_store, host="h1")
-    )
+    pods = [PendingPod(namespace="n", name="p", since=0.0, wanted_mib=1)]
+    pending = PendingPodsCollector(lambda: pods)
+    pending.look()
+    collectors = [FullQueue(no_store, host="h1"), pending]
+    app = create_app(ledger=ledger, host="h1", web=WebConfig(None), body_max_bytes=1, collectors=collectors)
 
     async def page() -> str:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://remediator") as client:

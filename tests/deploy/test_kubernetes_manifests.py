@@ -145,6 +145,9 @@ def test_one_node_runs_the_chain_and_leaves_nothing(
         assert httpx.get(f"{exporter}/evidence").status_code == 403
         assert httpx.post(f"{webhook}/api/v1/alerts", json={}).status_code == 401
         cluster.wait(lambda: seats(core, cluster) == "14k", "seats of the node")
+        core.create_namespaced_pod(namespace, pods.pod("waits", limits={"gpuwarden/vram-mib": 14001}))
+        pending = f'pod_name="waits",pod_namespace="{namespace}"'
+        cluster.wait(lambda: pending in httpx.get(f"{webhook}/metrics", headers=AS_ALERTMANAGER).text, "Pending pod")
         kubectl("exec", f"--namespace={SPACE}", its.metadata.name, "--container=executor", "--", pods.python(), "-m",
                 "gpuwarden", "status", "--alertmanager", "none", "--prometheus", "none")  # fmt: skip
         logs = {each: core.read_namespaced_pod_log(its.metadata.name, SPACE, container=each)
@@ -173,5 +176,8 @@ def test_only_exporter_and_executor_have_the_account(name: str) -> None:
     mounted = {
         each["name"] for each in spec["containers"] for mount in each["volumeMounts"] if mount["name"] == "account"
     }
+    (webhook,) = (each for each in spec["containers"] if each["name"] == "remediator")
+    (its_own,) = (each for each in webhook["volumeMounts"] if each["name"] == "remediator-account")
+    assert its_own["mountPath"] == "/var/run/secrets/kubernetes.io/serviceaccount"
     assert spec["automountServiceAccountToken"] is False
     assert mounted == {"exporter", "executor"}

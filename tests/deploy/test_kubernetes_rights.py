@@ -27,19 +27,19 @@ Right = tuple[str, str]
 Use = Callable[[Any, str, str, str], object]
 
 
-def _rules(file: str, kind: str) -> list[dict[str, Any]]:
-    (rules,) = (each["rules"] for each in yaml.safe_load_all((MANIFESTS / file).read_text()) if each["kind"] == kind)
+def _rules(file: str, kind: str, name: str) -> list[dict[str, Any]]:
+    every = yaml.safe_load_all((MANIFESTS / file).read_text())
+    (rules,) = (each["rules"] for each in every if (each["kind"], each["metadata"]["name"]) == (kind, name))
     return list(rules)
 
 
-OF_CLUSTER: Final = _rules("base/account.yaml", "ClusterRole")
-OF_NAMESPACE: Final = _rules("evict/role.yaml", "Role")
-RIGHTS: Final = {
-    (resource, verb)
-    for rule in (*OF_CLUSTER, *OF_NAMESPACE)
-    for resource in rule["resources"]
-    for verb in rule["verbs"]
-}
+def _rights(rules: list[dict[str, Any]]) -> set[Right]:
+    return {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
+
+
+OF_CLUSTER: Final = _rules("base/account.yaml", "ClusterRole", "gpuwarden-node")
+OF_NAMESPACE: Final = _rules("evict/role.yaml", "Role", "gpuwarden-evict")
+RIGHTS: Final = _rights([*OF_CLUSTER, *OF_NAMESPACE])
 USES: Final[dict[Right, Use]] = {
     ("nodes", "get"): lambda api, node, _space, _handle: Nodes(api, RESOURCE).read(node),
     ("nodes", "watch"): lambda api, node, _space, _handle: watch(api, node),
@@ -115,6 +115,23 @@ def account(cluster: Cluster, core: CoreV1Api, namespace: str) -> Iterator[Calla
 
 def test_each_right_of_the_manifests_has_a_use() -> None:
     assert USES.keys() == RIGHTS
+
+
+def test_webhook_may_only_list_pods() -> None:
+    assert _rights(_rules("base/account.yaml", "ClusterRole", "gpuwarden-remediator")) == {("pods", "list")}
+
+
+@pytest.mark.kube
+@pytest.mark.slow
+@pytest.mark.behaviour("C9")
+def test_pending_pods_need_the_right_of_the_webhook(
+    cluster: Cluster, namespace: str, account: Callable[[set[Right]], Any]
+) -> None:
+    def pending(api: Any, *_: str) -> object:
+        return Nodes(api, RESOURCE).pending_pods()
+
+    eventually(partial(works, pending, account({("pods", "list")}), cluster.node, namespace, ""), "pods are listed")
+    assert not works(pending, account(set()), cluster.node, namespace, "")
 
 
 @pytest.mark.kube

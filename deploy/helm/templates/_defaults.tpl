@@ -10,4 +10,5 @@ GPUWARDEN_REMEDIATOR_DOCKER: none
 {{- if eq $.Values.storage "sqlite" }}
 GPUWARDEN_REMEDIATOR_LEDGER: sqlite:////var/lib/gpuwarden/ledger/ledger.db
 {{- end }}
+GPUWARDEN_REMEDIATOR_PENDING_PODS: 'true'
 {{- end }}

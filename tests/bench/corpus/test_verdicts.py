@@ -186,6 +186,15 @@ UNPLAYED: Final = {
     "gpuwarden_container_gpu_memory_budget_invalid": "an invalid label, which is the same as no budget",
     "gpuwarden_node_gpu_memory_advertised_bytes": "what a Kubernetes node advertises, which only notifies people",
     "gpuwarden_node_gpu_memory_declared_bytes": "what its pods declare, which only notifies people",
+    **dict.fromkeys(
+        (
+            "gpuwarden_pending_pods_up",
+            "gpuwarden_pod_pending_seconds",
+            "gpuwarden_pod_pending_threshold_seconds",
+            "gpuwarden_pod_pending_wanted_bytes",
+        ),
+        "pods that wait, which only notify people",
+    ),
     "gpuwarden_statefiles_invalid": "files of other programs",
     "gpuwarden_queue_host_worker_info": "a worker without readable files",
     "gpuwarden_queue_jobs_ended_total": "jobs that fail, which only notifies people",

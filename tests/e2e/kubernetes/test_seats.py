@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from kubernetes.client import CoreV1Api
 
@@ -17,11 +18,13 @@ from testbed.kubernetes import pods
 from testbed.kubernetes.cluster import Cluster
 from testbed.kubernetes.node import NAME
 from tests.conftest import Cli
+from tests.remediator.prometheus import prometheus
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.kube, pytest.mark.behaviour("C1"), pytest.mark.slow]
 
 LABEL = "nvidia.com/gpu.present"
+TOKEN = "the-token-of-prometheus"
 BUDGETS = (3000, 5000, 2000, 1800, 1500)
 
 
@@ -84,6 +87,21 @@ class Host:
             *("--exporter", f"http://127.0.0.1:{port}", "--node-name", self._cluster.node, *options),
         ) as process:
             yield process
+
+    @contextmanager
+    def webhook(self, *options: str) -> Iterator[str]:
+        """Yield its address."""
+        (self._folder / "token").write_text(TOKEN)
+        (self._folder / "web.yml").write_text("bearer_token_file: token\n")
+        log = self._folder / "serve.log"
+        databases = ("--ledger", f"sqlite:///{self._folder}/ledger.db", "--web-config-file", f"{self._folder}/web.yml")
+        with self.program("remediator serve", *databases, "--port", "0", *options):
+            line = eventually(
+                lambda: next((each for each in log.read_text().splitlines() if "remediator ready" in each), None),
+                "the webhook is ready",
+                log=log.read_text,
+            )
+            yield f"127.0.0.1:{json.loads(line)['port']}"
 
     def node(self) -> Node:
         return self.nodes.read(self._cluster.node)
@@ -202,6 +220,36 @@ def test_pods_are_seated_by_their_budgets_and_the_sixth_waits(
 
         core.delete_namespaced_pod(names[-1], namespace, grace_period_seconds=0)
         eventually(lambda: phase(core, namespace, "sixth") == "Running", "the sixth pod is seated")
+
+
+@pytest.mark.behaviour("C6")
+def test_pod_without_a_seat_raises_an_alert_until_it_is_seated(
+    cluster: Cluster, core: CoreV1Api, namespace: str, host: Host, tmp_path: Path
+) -> None:
+    host.nodes.advertise(cluster.node, 14000)
+    host.advertises(14000)
+    names = run_pods(core, namespace)
+    core.create_namespaced_pod(namespace, pods.pod("sixth", limits={RESOURCE: 1000}))
+
+    with (
+        host.webhook("--pending-pods", "--pod-pending-s", "5") as address,
+        prometheus(tmp_path / "prometheus", address, authorization={"credentials": TOKEN}) as url,
+    ):
+
+        def alerts() -> list[str]:
+            found = httpx.get(f"{url}/api/v1/alerts").json()["data"]["alerts"]
+            firing = [each["annotations"]["summary"] for each in found if each["state"] == "firing"]
+            return [each for each in firing if "waits for" in each]
+
+        def count() -> str | None:
+            found = httpx.get(f"{url}/api/v1/query", params={"query": "gpuwarden_pending_pods"}).json()
+            return next((each["value"][1] for each in found["data"]["result"]), None)
+
+        expected = [f"pod {namespace}/sixth waits for 1000MiB of GPU memory"]
+        eventually(lambda: alerts() == expected, "the alert fires", log=lambda: f"{alerts()} {count()}")
+        core.delete_namespaced_pod(names[-1], namespace, grace_period_seconds=0)
+        eventually(lambda: phase(core, namespace, "sixth") == "Running", "the sixth pod is seated")
+        eventually(lambda: (alerts(), count()) == ([], "0"), "the alert is gone, and no pod waits")
 
 
 def test_seats_are_never_lowered_below_what_pods_declare(
