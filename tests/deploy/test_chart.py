@@ -23,7 +23,7 @@ def template(*options: str, space: str = "gpuwarden") -> list[Object]:
     """The objects of the chart."""
     done = run("template", "gpuwarden", str(chart.CHART), f"--namespace={space}", *options)
     assert done.returncode == 0, done.stderr
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
+    return chart.load(done.stdout)
 
 
 def by_name(objects: Sequence[Object]) -> dict[tuple[str, ...], Object]:
@@ -71,8 +71,9 @@ def test_every_folder_of_manifests_is_in_the_chart() -> None:
         ([], {}),
         (["admission.enabled=true"], {"admission": [""]}),
         (["evict.namespaces={team-a,team-b}"], {"evict": ["team-a", "team-b"]}),
+        (["operator.enabled=true"], {"operator": [""]}),
     ],
-    ids=["default", "admission", "evict"],
+    ids=["default", "admission", "evict", "operator"],
 )
 def test_chart_renders_the_objects_of_kustomize(
     storage: str, values: list[str], options: Mapping[str, Sequence[str]]
@@ -181,10 +182,3 @@ def test_chart_has_the_version_of_the_project() -> None:
     described = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())
 
     assert described["version"] == described["appVersion"] == __version__
-
-
-def test_object_with_expressions_of_another_tool_is_refused() -> None:
-    alien = {"kind": "ConfigMap", "metadata": {"name": "alien"}, "data": {"x": "{{ $labels.host }}"}}
-
-    with pytest.raises(chart.ChartError, match="ConfigMap alien holds"):
-        chart.templates([alien])
