@@ -42,6 +42,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     "look": {
         "status": "show health, held actions and what needs an operator",
         "ledger": "show episodes with facts, decisions and actions",
+        "notify": "send a test message to the administrators or to an address",
     },
     "act": {
         "arm": "allow remedies to act, for all or by remedy and host",

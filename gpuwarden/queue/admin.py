@@ -9,7 +9,7 @@ from gpuwarden.job import FRESH_S, JobId, Kind, Move, State
 from gpuwarden.queue import runs, sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.items.failures import refuse_while_held
-from gpuwarden.queue.models import BlockedError, WorkerRow
+from gpuwarden.queue.models import BlockedError, LockedWorker, WorkerRow
 from gpuwarden.queue.rows import to_worker
 from gpuwarden.queue.schema import JOBS, QUEUE, WORKER_GPUS, WORKERS
 
@@ -91,6 +91,13 @@ class Admin(QueueBase):
                 lambda row: to_worker(row, gpus.get((row.host, row.worker), ()), fresh_since=now - FRESH_S),
             )
         )
+
+    def locked_by_gpuwarden(self) -> list[LockedWorker]:
+        """Workers that gpuwarden locked. Only operators have an @ in their name."""
+        its = WORKERS.c.host, WORKERS.c.worker, WORKERS.c.locked_at, func.coalesce(WORKERS.c.locked_reason, "")
+        found = select(*its).where(WORKERS.c.locked_at.is_not(None), WORKERS.c.locked_by.not_like("%@%"))
+        with reading(self._engine) as connection:
+            return [LockedWorker(*row) for row in connection.execute(found.order_by(WORKERS.c.host, WORKERS.c.worker))]
 
     def lock(self, *, host: str, worker: str, who: str, reason: str, now: float) -> bool:
         """Keep a slot from claiming until it is unlocked (B9); False if it is unknown."""

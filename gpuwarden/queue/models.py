@@ -241,6 +241,15 @@ class SlotClaim(NamedTuple):
     worker: str
 
 
+class LockedWorker(NamedTuple):
+    """A worker that gpuwarden locked at a time, Unix seconds."""
+
+    host: str
+    worker: str
+    at: float
+    reason: str
+
+
 class Beat(NamedTuple):
     """A worker's heartbeat. `completed`: it has completed a job since the last one."""
 

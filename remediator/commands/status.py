@@ -22,6 +22,7 @@ from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.running_up import environment
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, count_of, format_duration, format_time, json_line, show
+from gpuwarden.notify.address import shown
 from gpuwarden.queue import JobStore, Quarantine, WorkerRow
 from remediator.commands.open_ledger import add_ledger, existing, queue_url
 from remediator.commands.orders import span
@@ -57,6 +58,12 @@ LISTED_MAX: Final = 20
 
 LATELY_S: Final = 86400.0
 """How long an episode that failed is shown, seconds."""
+
+FAILING_S: Final = 600.0
+"""Messages that fail for longer need an operator, seconds."""
+
+UNSENT_S: Final = 7200.0
+"""A notice that waits for longer needs an operator, seconds. Rate limits delay it by less."""
 
 LONG_S: Final = 900.0
 """An episode open for longer needs an operator, even if its reason asks for none, seconds."""
@@ -304,6 +311,7 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
     alert_at = ledger.inbox.last_alert_at()
     says = "none yet" if alert_at is None else f"last one {format_duration(report.at - alert_at)} ago"
     report.parts.append(Part(name="alerts", ok=None if alert_at is None else True, says=says))
+    report.parts.append(_notifications(ledger, now=report.at))
     report.armed = list(_armed(orders, [each.host for each in executing]))
     report.breaker, report.pauses = orders.breaker(), orders.pauses(host=wanted.host, now=report.at)
     report.freed_lately = ledger.orders.restarts_since(report.at - SafetyLimits().cooldown_s, host=wanted.host)
@@ -314,6 +322,21 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
         )
         if each.reason not in (Reason.ACKNOWLEDGED, Reason.STARTED_ELSEWHERE)
     ]
+
+
+def _notifications(ledger: Ledger, *, now: float) -> Part:
+    """The notices that wait. An address is shown without its secrets."""
+    unsent, name = ledger.notices.unsent(), "notifications"
+    if unsent.failing_since is not None and now - unsent.failing_since > FAILING_S:
+        to = ", ".join(sorted({"an administrator" if each is None else shown(each) for each, _ in unsent.failing}))
+        since, why = format_duration(now - unsent.failing_since), unsent.failing[0][1]
+        says = f"{count_of(unsent.waiting, 'notice')} not sent; messages to {to} fail for {since}: {why}"
+        todo = "correct the notify file or the address, then run `gpuwarden notify test`"
+        return Part(name=name, ok=False, says=says, todo=todo)
+    if unsent.oldest_at is not None and now - unsent.oldest_at > UNSENT_S:
+        says = f"{count_of(unsent.waiting, 'notice')} not sent for {format_duration(now - unsent.oldest_at)}"
+        return Part(name=name, ok=False, says=says, todo="start `gpuwarden remediator serve` with --notify-file")
+    return Part(name=name, ok=True, says=f"{unsent.waiting} waiting")
 
 
 def _armed(orders: Orders, hosts: Sequence[str]) -> Iterator[Armed]:

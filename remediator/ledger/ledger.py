@@ -18,6 +18,7 @@ from remediator.ledger.health import Health
 from remediator.ledger.inbox import Inbox
 from remediator.ledger.intents import Intents
 from remediator.ledger.journal import Journal
+from remediator.ledger.notices import Notices
 from remediator.ledger.orders import OrderBook
 from remediator.ledger.reports import Reports
 from remediator.ledger.roles import refuse_shared_role
@@ -44,6 +45,7 @@ class Ledger:
         self.executors = Executors(database)
         self.reports = Reports(database)
         self.health = Health(database)
+        self.notices = Notices(database)
 
     @classmethod
     def open(cls, url: str, *, host: str | None = None, migrate: bool = True) -> Self:

@@ -212,6 +212,44 @@ ORDERS = Table(
 )
 
 
+WAITING = "state = 'waiting'"
+"""Notices that are not sent yet. Databases use the index only for this exact text."""
+
+# Notifications of people: a row for each event and recipient. A repeated event has the same key.
+NOTICES = Table(
+    "notices",
+    METADATA,
+    Column("notice_id", ID, primary_key=True),
+    Column("key", String, nullable=False),
+    Column("recipient", String, nullable=False),  # of notice_recipients, or administrators: all of them
+    Column("kind", String, nullable=False),  # such as failed, locked, breaker
+    Column("at", Float, nullable=False),
+    Column("title", String, nullable=False),
+    Column("text", String, nullable=False),
+    Column("state", String, nullable=False),  # waiting | sent | dropped | expanded
+    Column("tried_at", Float),  # the first failed attempt
+    Column("claim", String),  # of the process that sends it
+    Column("ended_at", Float),
+    Index("one_notice_per_recipient", "key", "recipient", unique=True),
+    Index("notices_by_end", "ended_at"),
+    partial_index("notices_waiting", "recipient", "at", sqlite=WAITING, postgresql=WAITING),
+)
+
+NOTICE_RECIPIENTS = Table(
+    "notice_recipients",
+    METADATA,
+    Column("recipient", String, primary_key=True),
+    Column("address", String),  # null: of the administrators, in the notify file
+    Column("next_at", Float, nullable=False),  # nothing is sent before
+    Column("failures", Integer, nullable=False),
+    Column("failing_since", Float),
+    Column("error", String),
+    Column("messages", Integer, nullable=False),  # of about an hour
+    Column("messages_since", Float, nullable=False),
+    Column("claim", String),
+    Column("claimed_until", Float),
+)
+
 COUNTERS = Table(
     "counters",
     METADATA,

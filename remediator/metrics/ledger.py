@@ -154,6 +154,23 @@ SERIES: Final = Catalogue(
         absent="no watchdog alert since this process started",
     ),
     Series(
+        "gpuwarden_remediator_notifications_total",
+        "Messages that a server accepted (sent) or not (failed), and notices dropped after an hour of failures "
+        "(dropped), since this process started.",
+        labels=("outcome",),
+        absent="no --notify-file",
+    ),
+    Series(
+        "gpuwarden_remediator_notifications_waiting",
+        "Notices of the ledger that are not sent yet.",
+        absent=f"{_UNREAD}, or no --notify-file",
+    ),
+    Series(
+        "gpuwarden_remediator_notifications_failing_seconds",
+        "Time since the messages to an address began to fail; the longest.",
+        absent=f"{_UNREAD}, no address fails, or no --notify-file",
+    ),
+    Series(
         "gpuwarden_remediator_webhook_rejected_total",
         "Rejected webhook calls by reason, since this process started.",
         labels=("reason",),

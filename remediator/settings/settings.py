@@ -157,6 +157,11 @@ class ServeSettings(CommonSettings):
         le=604800,
         description="an alert fires if a pod waits for GPU memory for this long, seconds",
     )
+    notify_file: Path | None = Field(
+        default=None,
+        description="TOML file with the mail server and the addresses of people to notify; reloaded when it changes "
+        "(docs/how-to/notifications.md)",
+    )
 
 
 class ExecuteSettings(CommonSettings):

@@ -75,7 +75,7 @@ def create_app(
         body_max_bytes: larger bodies are refused with 413.
         alerts_max: bodies with more alerts are refused with 413.
         alertmanagers: queried for alerts that a call left out.
-        collectors: metrics of the queue and of Pending pods, if published.
+        collectors: further metrics: of the queue, Pending pods and notifications.
         wrangle_activation: threshold of the rule about failing items.
         executor_down_s: threshold of the rule about silent executors, seconds.
         intent_overdue_s: threshold of the rule about overdue intents, seconds.

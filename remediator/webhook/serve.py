@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 import structlog
+from prometheus_client.registry import Collector
 
 from gpuwarden import __version__, logs
 from gpuwarden.http.serving import Server, bind
@@ -40,14 +41,21 @@ def serve(settings: ServeSettings) -> None:
     with ExitStack() as parts:
         end = parts.enter_context(_exit_timer())
         ledger = parts.enter_context(closing(Ledger.open(settings.ledger, host=host)))
-        queue = None
+        collectors: list[Collector] = []
+        open_queue = None
         if settings.queue_db is not None:
             if not settings.allow_shared_role:
                 ledger.refuse_role_of(settings.queue_db)
-            queue = parts.enter_context(closing(QueueCollector(partial(existing, settings.queue_db), host=host)))
+            open_queue = partial(existing, settings.queue_db)
+            collectors.append(parts.enter_context(closing(QueueCollector(open_queue, host=host))))
+        if settings.notify_file is not None:
+            from remediator.notify.notifier import Notifier  # noqa: PLC0415 - most hosts notify nobody
+
+            collectors.append(parts.enter_context(Notifier(ledger, settings.notify_file, queue=open_queue)))
         pending_pods = _pending_pods(settings)
         if pending_pods is not None:
             parts.enter_context(closing(pending_pods)).start()
+            collectors.append(pending_pods)
         app = create_app(
             ledger=ledger,
             host=host,
@@ -55,7 +63,7 @@ def serve(settings: ServeSettings) -> None:
             body_max_bytes=settings.body_max_bytes,
             alerts_max=settings.alerts_max,
             alertmanagers=settings.alertmanager,
-            collectors=[each for each in (queue, pending_pods) if each is not None],
+            collectors=collectors,
             wrangle_activation=settings.wrangle_activation,
             executor_down_s=settings.executor_down_s,
             intent_overdue_s=settings.intent_overdue_s,

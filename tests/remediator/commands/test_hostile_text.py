@@ -43,7 +43,7 @@ COMMANDS: Sequence[Sequence[str]] = (
     ["job", "requeue", "2"], ["runs", "list"], ["runs", "show", HOSTILE], ["runs", "show", "x" + HOSTILE],
     ["runs", "cancel", HOSTILE], ["wrangle", "list"], ["wrangle", "apply", HOSTILE], ["wrangle", "forgive", HOSTILE],
     ["queue", "list"], ["queue", "set", HOSTILE, "--budget-s", "1"], ["queue", "unset", "x" + HOSTILE],
-    ["seats", "show", HOSTILE, "--kubeconfig", HOSTILE],
+    ["seats", "show", HOSTILE, "--kubeconfig", HOSTILE], ["notify", "test", HOSTILE],
     ["events", "c"], ["events", HOSTILE], ["gpu", "list"], ["gpu", "release", HOSTILE],
     ["gpu", "quarantine", "GPU-" + HOSTILE], ["worker", "list"], ["worker", "list", "--dead"],
     ["host", "list"], ["host", "show", HOST], ["host", "enrol", HOSTILE], ["host", "rotate", HOST, "--scopes", HOSTILE],

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from remediator import reference
 from remediator.ledger.counters import DURATION_BOUNDS_S
 from remediator.ledger.ledger import Ledger
 from remediator.metrics.ledger import SERIES, STAGES, LedgerCollector, Watchdog
+from remediator.notify.notifier import Notifier
 from remediator.plan import Kind, Outcome, Stage, Wait
 from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order
@@ -399,7 +401,7 @@ def targets(ledger: Ledger) -> set[tuple[str, str]]:
     return {(sample.labels["worker"], sample.labels["container"]) for sample in family.samples}
 
 
-def test_every_published_series_is_listed(ledger: Ledger) -> None:
+def test_every_published_series_is_listed(ledger: Ledger, tmp_path: Path) -> None:
     closed(ledger, received=NOW, at=NOW + 2)
     opened(ledger)
     assert begins(ledger, ledger.episodes.list_open()[-1], BEGIN, now=NOW)
@@ -414,6 +416,13 @@ def test_every_published_series_is_listed(ledger: Ledger) -> None:
     watchdog = Watchdog()
     watchdog.mark(now=NOW)
     registry.register(watchdog)
+    (tmp_path / "notify.toml").touch()
+    registry.register(Notifier(ledger, tmp_path / "notify.toml"))
+    ledger.notices.notify_administrators(key="k", kind="chain", title="dead", text="dead", now=NOW)
+    ledger.notices.expand(1, now=NOW)
+    parcel = ledger.notices.claim("administrator 0", now=NOW)
+    assert parcel is not None
+    ledger.notices.mark_failed(parcel, "refused", now=NOW)
 
     found = published(registry)
 

@@ -1,0 +1,1 @@
+"""Addresses of notifications, and the program that sends one message to one address."""

@@ -1,0 +1,1 @@
+"""Notifications of people, sent by `remediator serve`."""

@@ -1,0 +1,77 @@
+"""Addresses of notifications are checked, and shown without secrets."""
+
+import pytest
+
+from gpuwarden.notify.address import AddressError, by_mail_server, check, shown, without_secrets
+
+pytestmark = pytest.mark.pure
+
+SLACK = "slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ"
+
+
+@pytest.mark.parametrize(
+    ("address", "page"),
+    [
+        ("alice@example.com", "alice@example.com"),
+        ("mailtos://u:p4ssword@smtp.example.com?from=a@b.c", "mailtos://smtp.example.com"),
+        ("ntfys://ntfy.sh/secret-topic", "ntfys://ntfy.sh"),
+        ("json://localhost:8080/token", "json://localhost"),
+        (SLACK, "slack://"),
+    ],
+)
+def test_a_valid_address_is_shown_without_secrets(address: str, page: str) -> None:
+    assert check(address) == address
+    assert shown(address) == page
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("", "1 to 500 printable"),
+        ("x" * 501, "1 to 500 printable"),
+        ("a@b.c\nBcc: x", "1 to 500 printable"),
+        ("alice", "use one such as alice@example.com"),
+        ("mailto:alice@example.com", "use one such as alice@example.com"),
+        ("json://[::1", "use one such as"),
+        ("dbus://secret", "dbus:// is not supported: use one of mailto, mailtos, slack"),
+        ("slack://a/b/c?template=/etc/passwd", "the option 'template' of the slack:// address reads a file"),
+    ],
+)
+def test_an_invalid_address_is_refused_without_its_text(address: str, says: str) -> None:
+    with pytest.raises(AddressError, match=says.replace("(", r"\(")) as error:
+        check(address)
+
+    assert "secret" not in str(error.value).replace("dbus://secret", "")
+    assert "passwd" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("server", "url"),
+    [
+        ("mailto://smtp", "mailto://smtp?to=a%2Bb@example.com"),
+        ("mailto://smtp?from=x@y", "mailto://smtp?from=x@y&to=a%2Bb@example.com"),
+    ],
+)
+def test_a_mail_address_becomes_a_recipient_of_the_mail_server(server: str, url: str) -> None:
+    assert by_mail_server("a+b@example.com", server) == url
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "without"),
+    [
+        ("cannot POST /services/T1JJ3T3L2/A1BRTD4JD", SLACK, "cannot POST /services/***/***"),
+        (
+            "bad p@ss of u at smtp.example.com",
+            "mailtos://u:p%40ss@smtp.example.com",
+            "bad *** of u at smtp.example.com",
+        ),
+        ("topic key99 at localhost", "ntfy://localhost/key99?auth=key99", "topic *** at localhost"),
+        ("anything", "json://[::1", ""),
+    ],
+)
+def test_an_error_repeats_no_part_of_the_address(text: str, address: str, without: str) -> None:
+    assert without_secrets(text, address) == without
+
+
+def test_an_address_that_is_no_url_is_not_shown() -> None:
+    assert shown("json://[::1") == "an invalid address"

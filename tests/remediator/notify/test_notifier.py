@@ -1,0 +1,196 @@
+"""Notices of the ledger become messages: once, in one digest, again after a failure, and never with a secret."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from remediator.ledger.ledger import Ledger
+from remediator.ledger.notices import GATHER_S, RETRY_S, STORM, STORM_S, Notice
+from remediator.notify.messages import Message
+from remediator.notify.notifier import Notifier
+from remediator.remedies.guards import Act, Order
+from tests.mailbox import listening, new_mailbox
+from tests.remediator.builders import NOW
+from tests.waiting import together
+
+OPS: Final = "ops@example.com"
+
+
+class Server:
+    """Accepts messages, or not. It stands for Apprise where a test needs hours or thousands of events."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, Message]] = []
+        self.error: str | None = None
+
+    def __call__(self, url: str, message: Message) -> str | None:
+        if self.error is None:
+            self.got.append((url, message))
+        return self.error
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "notify.toml"
+    path.write_text(f'mail_server = "mailtos://u:secret@smtp.example.com"\nadministrators = ["{OPS}"]\n')
+    return path
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def notifier(ledger: Ledger, file: Path, server: Server) -> Notifier:
+    return Notifier(ledger, file, send=server)
+
+
+def raise_event(ledger: Ledger, number: int = 1, *, now: float = NOW) -> None:
+    text = f"The chain {number} is dead."
+    ledger.notices.notify_administrators(
+        key=f"chain {number}", kind="chain", title="the chain is dead", text=text, now=now
+    )
+
+
+def turn(notifier: Notifier, now: float) -> None:
+    notifier.tick(now)
+    notifier.wait_until_sent(30)
+
+
+@pytest.mark.both_databases
+def test_an_event_is_one_message_also_if_it_is_raised_again(ledger: Ledger, notifier: Notifier, server: Server) -> None:
+    for at in (0, 1, GATHER_S, 200, 400):
+        raise_event(ledger, now=NOW + at)
+        turn(notifier, NOW + at)
+
+    ((url, message),) = server.got
+    assert url == "mailtos://u:secret@smtp.example.com?to=ops@example.com"
+    assert (message.title, message.body) == ("[gpuwarden] the chain is dead", "The chain 1 is dead.")
+
+
+@pytest.mark.both_databases
+def test_two_replicas_send_one_message(ledger: Ledger, ledger_url: str, file: Path, server: Server) -> None:
+    raise_event(ledger)
+    ledger.notices.expand(1, now=NOW)
+    with closing(Ledger.open(ledger_url, host="box2")) as other:
+        both = [Notifier(each, file, send=server) for each in (ledger, other)]
+        for step in range(5):
+            together(*(lambda each=each, at=NOW + GATHER_S + step: turn(each, at) for each in both))
+
+    assert len(server.got) == 1
+
+
+@pytest.mark.both_databases
+@pytest.mark.behaviour("B8")
+def test_ten_thousand_events_in_a_minute_are_one_digest(ledger: Ledger, notifier: Notifier, server: Server) -> None:
+    for second in range(60):
+        rows = [_notice(number, NOW + second) for number in range(second * 167, min(second * 167 + 167, 10_000))]
+        ledger.notices.add(rows)
+        if second % 2 == 0:
+            turn(notifier, NOW + second)
+    for second in range(60, 3 * int(STORM_S), 2):
+        turn(notifier, NOW + second)
+
+    ((_, message),) = server.got
+    assert message.title == "[gpuwarden] 10000 events: 10000 failed jobs"
+    assert message.body.count("Job ") == STORM
+    assert "And 9980 more" in message.body
+    assert ledger.notices.unsent().waiting == 0
+
+
+def test_each_further_message_of_an_hour_waits_a_minute_longer(
+    ledger: Ledger, notifier: Notifier, server: Server
+) -> None:
+    for second in range(0, 3600, 5):
+        raise_event(ledger, second, now=NOW + second)
+        turn(notifier, NOW + second)
+
+    assert 8 <= len(server.got) <= 11
+
+
+@pytest.mark.both_databases
+def test_nothing_is_lost_while_the_server_is_down_for_ten_minutes(
+    ledger: Ledger, notifier: Notifier, server: Server
+) -> None:
+    server.error = "connection refused"
+    for second in range(0, 600, 30):
+        raise_event(ledger, second, now=NOW + second)
+        turn(notifier, NOW + second)
+    server.error = None
+    for second in range(600, 1200, 30):
+        turn(notifier, NOW + second)
+
+    ((_, message),) = server.got
+    assert message.title == "[gpuwarden] 20 events: 20 dead chains"
+    assert all(f"The chain {second} is dead." in message.body for second in range(0, 600, 30))
+
+
+def test_a_notice_is_dropped_after_an_hour_of_failures(ledger: Ledger, notifier: Notifier, server: Server) -> None:
+    server.error = "connection refused"
+    raise_event(ledger)
+    for second in range(0, int(RETRY_S) + 900, 60):
+        turn(notifier, NOW + second)
+    server.error = None
+    raise_event(ledger, 2, now=NOW + RETRY_S + 900)
+    turn(notifier, NOW + RETRY_S + 900 + 300)
+
+    ((_, message),) = server.got
+    assert "The chain 2" in message.body
+    assert "The chain 1" not in message.body
+
+
+def test_a_corrected_file_reaches_an_administrator_who_waited(
+    ledger: Ledger, notifier: Notifier, server: Server, file: Path
+) -> None:
+    server.error = "wrong password"
+    raise_event(ledger)
+    turn(notifier, NOW + GATHER_S)
+    server.error = None
+    file.write_text('administrators = ["ntfys://ntfy.example.com/ops"]\n')
+    turn(notifier, NOW + 60)
+
+    assert [url for url, _ in server.got] == ["ntfys://ntfy.example.com/ops"]
+
+
+def test_an_open_circuit_breaker_is_one_message(ledger: Ledger, notifier: Notifier, server: Server) -> None:
+    ledger.orders.give(Order(act=Act.BREAKER, at=NOW, who="gpuwarden", reason="4 workers need a restart"))
+    for second in (0, 10, 300, 600):
+        turn(notifier, NOW + second)
+
+    ((_, message),) = server.got
+    assert message.body == (
+        "The circuit breaker is open: gpuwarden begins no action.\n"
+        "Reason: 4 workers need a restart\n"
+        "Next: find the cause, then run gpuwarden breaker reset"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.behaviour("B8")
+def test_mail_arrives_after_the_smtp_server_was_down(ledger: Ledger, tmp_path: Path) -> None:
+    """A real server and a real sender. The clock is the test's."""
+    box = new_mailbox()
+    path = tmp_path / "mail.toml"
+    path.write_text(f'mail_server = "{box.url}"\nadministrators = ["{OPS}", "second@example.com"]\n')
+    notifier = Notifier(ledger, path)
+    raise_event(ledger)
+    for second in (5, 60, 300):
+        turn(notifier, NOW + second)
+    assert ledger.notices.unsent().failing[0][1].endswith("Connection refused")
+    with listening(box):
+        turn(notifier, NOW + 600)
+        turn(notifier, NOW + 900)
+
+    assert sorted(each.to for each in box.mails) == [OPS, "second@example.com"]
+    assert {each.subject for each in box.mails} == {"[gpuwarden] the chain is dead"}
+    assert box.to(OPS)[0].text.strip() == "The chain 1 is dead."
+
+
+def _notice(number: int, at: float) -> Notice:
+    return Notice(
+        key=f"failed {number}", kind="failed", title=f"job {number} failed", text=f"Job {number} failed.", at=at,
+        address="alice@example.com",
+    )  # fmt: skip
