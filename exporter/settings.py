@@ -1,6 +1,5 @@
 """The exporter's settings, as options or environment variables (GPUWARDEN_EXPORTER_…)."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -15,7 +14,7 @@ from gpuwarden.fields import made_from
 from gpuwarden.http.address import checked_address
 from gpuwarden.kube.budget import RESOURCE, BudgetSources
 from gpuwarden.reporter import state_directory
-from gpuwarden.settings import engine, namespaces, services, split
+from gpuwarden.settings import engine, namespaces, services, split, unknown_names
 
 PREFIX: Final = "GPUWARDEN_EXPORTER_"
 """Prefix of the environment variables."""
@@ -432,17 +431,6 @@ class Settings(BaseSettings):
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Variables with our prefix that name no setting.
-
-    Kubernetes sets some in pods with a Service of the exporter's name; these are left out.
-    """
+    """Variables with our prefix that name no setting."""
     known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
-    return sorted(
-        name
-        for name, value in environment.items()
-        if name.upper().startswith(PREFIX) and name.upper() not in known
-        if not _OF_A_SERVICE.search(name) and not value.startswith("tcp://")
-    )
-
-
-_OF_A_SERVICE: Final = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
+    return unknown_names(environment, known, prefix=PREFIX)

@@ -105,6 +105,22 @@ def complaints(error: ValidationError, settings: type[BaseSettings]) -> Iterator
             yield f"{found['input']!r} is invalid for {option}: {says}"
 
 
+def unknown_names(environment: Mapping[str, str], known: Collection[str], *, prefix: str = "") -> list[str]:
+    """Variables with this prefix that name no known setting.
+
+    Kubernetes sets some in pods with a Service of the program's name; these are left out.
+    """
+    return sorted(
+        name
+        for name, value in environment.items()
+        if name.upper().startswith(prefix) and name.upper() not in known
+        if not _OF_A_SERVICE.search(name) and not value.startswith("tcp://")
+    )
+
+
+_OF_A_SERVICE: Final = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
+
+
 def split(found: Any) -> Any:
     """Split a setting at commas."""
     return [each.strip() for each in found.split(",") if each.strip()] if isinstance(found, str) else found

@@ -1,0 +1,99 @@
+"""Checks of the way of an alert: Alertmanager, its route, the webhook, its token, and contacts. Pure."""
+
+from typing import Final
+
+from deploy.doctor.facts import Facts, Runs
+from deploy.doctor.finding import Finding, Unread, failed, ok, unknown, unread, warning
+from deploy.doctor.routes import HIDDEN, integrations, receivers_of, webhook_urls
+from gpuwarden.format import format_duration
+from remediator.alert import WATCHDOG
+
+WATCHDOG_LATE_S: Final = 180.0
+"""A watchdog alert arrives about once a minute. Without one for longer, alerts are lost, seconds."""
+PATH: Final = "/api/v1/alerts"
+"""Path of the webhook."""
+
+
+def alertmanager(facts: Facts) -> Finding | None:
+    """Alertmanager answers."""
+    found = facts.alertmanager
+    if isinstance(found, Unread):
+        return None if found.skipped else unread(found, facts.host.place.restart("alertmanager"))
+    return ok(f"ready at {found.url}")
+
+
+def route(facts: Facts) -> Finding | None:
+    """Alerts with a remedy, and the watchdog alert, are routed to the webhook."""
+    found, prometheus = facts.alertmanager, facts.prometheus
+    if isinstance(found, Unread):
+        return unknown(found.why)
+    host = facts.host.key if isinstance(facts.host.key, str) else "host"
+    acting = () if isinstance(prometheus, Unread) else [each for each in prometheus.shipped if each.acts]
+    wanted = {each.name: {**each.labels, "alertname": each.name, "host": host} for each in acting}
+    wanted |= {WATCHDOG: {"alertname": WATCHDOG, "severity": "none"}}
+    fix = "merge the routes and receivers of alertmanager.yml (`gpuwarden init`) into yours, then reload Alertmanager"
+    for name, labels in wanted.items():
+        reached = receivers_of(found.config, labels)
+        urls = [url for receiver in reached for url in webhook_urls(found.config, receiver)]
+        if not any(url == HIDDEN or url.rstrip("/").endswith(PATH) for url in urls):
+            return failed(f"{name} goes to {_named(reached)}, and not to the webhook {PATH}", fix)
+    return ok(f"alerts with a remedy and {WATCHDOG} go to the webhook")
+
+
+def webhook(facts: Facts) -> Finding | None:
+    """The webhook answers and can store alerts."""
+    page, restart = facts.webhook, facts.host.place.restart("serve")
+    if isinstance(page, Unread):
+        return None if page.skipped else unread(page, restart)
+    return failed(f"not ready: {page.not_ready}", restart) if page.not_ready else ok(f"ready at {page.url}")
+
+
+def token(facts: Facts) -> Finding | None:
+    """The webhook accepts the credentials that Alertmanager sends."""
+    answer = facts.token
+    if isinstance(answer, Unread):
+        return unknown(answer.why, "run the command as root" if answer.denied else "")
+    if answer.status == 401:
+        return failed(
+            f"the webhook refuses Alertmanager's token: {answer.says}",
+            f"make {answer.file or 'the credentials of the receiver'} equal to the token in remediator-web.yml",
+        )
+    if not 200 <= answer.status < 300:
+        return failed(f"the webhook answers {answer.status}: {answer.says}", facts.host.place.restart("serve"))
+    return ok("accepted by the webhook")
+
+
+def watchdog(facts: Facts) -> Finding | None:
+    """The watchdog alert, which always fires, arrives."""
+    page = facts.webhook
+    if isinstance(page, Unread):
+        return unknown(page.why)
+    at = page.value("gpuwarden_remediator_watchdog_timestamp_seconds")
+    fix = "read Alertmanager's log; docs/runbooks/GpuwardenWatchdog.md"
+    if at is None:
+        return failed("none has arrived since the webhook started", f"wait a minute and run this again; {fix}")
+    age_s = max(0.0, facts.host.now_s - at)
+    if age_s > WATCHDOG_LATE_S:
+        return failed(f"the last one arrived {format_duration(age_s)} ago", fix)
+    return ok(f"arrived {format_duration(age_s)} ago")
+
+
+def contacts(facts: Facts) -> Finding | None:
+    """Alertmanager has an address for the alerts that operators receive."""
+    found = facts.alertmanager
+    if isinstance(found, Unread):
+        return unknown(found.why)
+    reached = receivers_of(found.config, {"alertname": "GpuwardenExecutorDown", "severity": "critical", "host": "host"})
+    names = sorted({name for receiver in reached for name in integrations(found.config, receiver)})
+    if not names:
+        return warning(
+            f"nobody: Alertmanager's receiver {_named(reached)} has no address",
+            "start `gpuwarden up` with --notify URL"
+            if facts.host.place.runs is Runs.UP
+            else "run `gpuwarden init` with --notify URL, or add a contact to that receiver in alertmanager.yml",
+        )
+    return ok(f"receiver {_named(reached)}: {', '.join(names)}")
+
+
+def _named(receivers: list[str]) -> str:
+    return ", ".join(repr(each) for each in receivers) or "no receiver"

@@ -1,0 +1,1 @@
+"""What `gpuwarden doctor` reads: settings, files, databases, and the HTTP interfaces of the parts."""

@@ -1,0 +1,114 @@
+"""Settings of the services, checked as the services check them."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings
+
+from deploy.doctor.facts import Place, Runs, Settings
+from deploy.doctor.sources.addresses import Addresses
+from exporter.settings import Settings as ExporterSettings
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.format import nearest
+from gpuwarden.http.web_config import WebConfig
+from gpuwarden.settings import complaints, unknown_names
+from remediator.settings.policy_file import PolicyFile
+from remediator.settings.settings import ExecuteSettings, ServeSettings
+
+_CLASSES: Final[tuple[type[BaseSettings], ...]] = (ExporterSettings, ServeSettings, ExecuteSettings)
+_PREFIXES: Final = ("GPUWARDEN_EXPORTER_", "GPUWARDEN_REMEDIATOR_", "GPUWARDEN_GATEWAY_")
+_OTHERS: Final = frozenset(
+    {"GPUWARDEN_RUNTIME_DIR", "GPUWARDEN_QUEUE_DB", "GPUWARDEN_GATEWAY", "GPUWARDEN_GPUS", "GPUWARDEN_JOB_LOG_DIR"}
+    | {"GPUWARDEN_JOB_FILE", "GPUWARDEN_REVISION", "GPUWARDEN_SUPERVISOR", "GPUWARDEN_WRANGLE_RUNS"}
+    | {f"GPUWARDEN_GATEWAY_{of}_{name}" for of in ("HOST", "CENTRAL") for name in ("LISTEN", "PORT", "WEB_CONFIG_FILE")}
+)
+WEB_CONFIG: Final = "remediator-web.yml"
+
+
+def read(addresses: Addresses) -> Settings:
+    """Check variables, the environment file, the policy file and the web configuration files."""
+    place, checked = addresses.place, []
+    problems: list[tuple[str, str]] = []
+    unreadable: list[str] = []
+    ours = {name: value for name, value in addresses.variables.items() if name.startswith("GPUWARDEN_")}
+    if place.env_file is not None:
+        checked.append(str(place.env_file))
+    elif place.runs is Runs.UP:
+        checked.append("those of `gpuwarden up`")
+    elif ours:
+        checked.append("the environment")
+    problems += _unknown(addresses, place)
+    problems += _invalid(ours, place)
+    for path, read_file in _files(addresses):
+        if not os.access(path, os.R_OK) and path.exists():
+            unreadable.append(str(path))
+            continue
+        try:
+            read_file(path)
+            checked.append(path.name)
+        except GpuwardenError as error:
+            problems.append((str(error), f"correct {path}"))
+        except OSError as error:
+            problems.append((f"{path} cannot be read: {error.strerror}", f"check {path}"))
+    return Settings(checked=checked, problems=problems, unreadable=unreadable)
+
+
+def known_variables() -> frozenset[str]:
+    """Every variable that a program of gpuwarden reads."""
+    fields = {
+        f"{each.model_config.get('env_prefix', '')}{name.upper()}" for each in _CLASSES for name in each.model_fields
+    }
+    return frozenset(fields | _OTHERS)
+
+
+def _unknown(addresses: Addresses, place: Place) -> Iterator[tuple[str, str]]:
+    known = known_variables()
+    mine = {name: value for name, value in addresses.variables.items() if name.startswith(_PREFIXES)}
+    wrong = {*unknown_names(mine, known), *unknown_names(addresses.file, known, prefix="GPUWARDEN_")}
+    for name in sorted(wrong):
+        yield f"unknown key {name} is ignored{nearest(name, known)}", place.settings(name)
+
+
+def _invalid(variables: Mapping[str, str], place: Place) -> Iterator[tuple[str, str]]:
+    """Invalid values. What a unit gives on its command line may be missing here."""
+    said = set[str]()
+    with _environment(variables):
+        for settings in _CLASSES:
+            try:
+                settings()
+            except ValidationError as error:
+                said |= {line for line in complaints(error, settings) if not line.startswith("missing ")}
+    for line in sorted(said):
+        yield line, place.settings("it")
+
+
+def _files(addresses: Addresses) -> Iterator[tuple[Path, Callable[[Path], object]]]:
+    """Each file that the settings name, and what reads it."""
+    variables, place = addresses.variables, addresses.place
+    folder = place.env_file.parent if place.env_file else place.data
+    if folder is not None and (folder / WEB_CONFIG).exists():
+        yield folder / WEB_CONFIG, _read_webhook_access
+    if path := variables.get("GPUWARDEN_EXPORTER_WEB_CONFIG_FILE"):
+        yield Path(path), WebConfig
+    if path := variables.get("GPUWARDEN_REMEDIATOR_POLICY"):
+        yield Path(path), PolicyFile
+
+
+def _read_webhook_access(path: Path) -> WebConfig:
+    return WebConfig(path, credentials_required=True)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """These variables in the environment, for pydantic."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,406 @@
+"""Decisions of `gpuwarden doctor`: routes, rules, files, disk, clock, dependencies and the printed page."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.doctor import command
+from deploy.doctor.checks import exporter, host
+from deploy.doctor.checks.prometheus import differences
+from deploy.doctor.facts import (
+    Disk,
+    Facts,
+    File,
+    Host,
+    Offset,
+    Page,
+    Place,
+    Readable,
+    Rule,
+    Runs,
+    Sample,
+    Settings,
+)
+from deploy.doctor.finding import Finding, Unread, Verdict, failed, ok, warning
+from deploy.doctor.links import Link, diagnose
+from deploy.doctor.routes import integrations, receivers_of, webhook_urls
+from deploy.doctor.sources import addresses, local, settings
+from deploy.doctor.sources.http import seconds, shipped_rules
+from gpuwarden.cli.main import main
+
+NOT_READ = Unread(why="not read")
+FACTS = Facts(
+    host=Host(
+        place=Place(runs=Runs.SERVICES, env_file=Path("/etc/gpuwarden/gpuwarden.env")),
+        settings=Settings(checked=()),
+        key="box1",
+        files=(),
+        disks=(),
+        now_s=1000.0,
+    ),
+    exporter=NOT_READ,
+    prometheus=NOT_READ,
+    alertmanager=NOT_READ,
+    webhook=NOT_READ,
+    token=NOT_READ,
+    ledger=NOT_READ,
+    queue=Readable(),
+    offsets=(),
+)
+
+
+def on_host(**changed: Any) -> Facts:
+    return replace(FACTS, host=replace(FACTS.host, **changed))
+
+
+def exported(*samples: tuple[str, Mapping[str, str], float], age_s: float = 1.0) -> Facts:
+    found = [Sample(name="gpuwarden_sample_age_seconds", labels={}, value=age_s)]
+    found += [Sample(name=f"gpuwarden_{name}", labels=labels, value=value) for name, labels, value in samples]
+    return replace(FACTS, exporter=Page(url="http://e", not_ready="", samples=found))
+
+
+CONFIG: dict[str, Any] = {
+    "route": {
+        "receiver": "people",
+        "routes": [
+            {"receiver": "both", "matchers": ['alertname=~"Lost|Gone"'], "continue": True},
+            {"matchers": ['remedy=~".+"', "host!=other"], "routes": [{"receiver": "hook", "match": {"x": "1"}}]},
+            {"receiver": "old", "match_re": {"team": "a|b"}},
+            {"receiver": "never", "matchers": ["not a matcher!"]},
+        ],
+    },
+    "receivers": [
+        {"name": "people"},
+        {"name": "hook", "webhook_configs": [{"url": "<secret>"}, {"url": "http://r/api/v1/alerts"}]},
+        {"name": "both", "email_configs": [{"to": "a@example.com"}], "slack_configs": []},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("labels", "receivers"),
+    [
+        ({"alertname": "A"}, ["people"]),
+        ({"alertname": "Lost"}, ["both"]),
+        ({"alertname": "Lost", "remedy": "r"}, ["both", "people"]),
+        ({"alertname": "A", "remedy": "r", "x": "1"}, ["hook"]),
+        ({"alertname": "A", "remedy": "r", "x": "1", "host": "other"}, ["people"]),
+        ({"alertname": "A", "team": "b"}, ["old"]),
+    ],
+)
+def test_alert_is_routed_as_alertmanager_routes_it(labels: dict[str, str], receivers: list[str]) -> None:
+    assert receivers_of(CONFIG, labels) == receivers
+
+
+def test_receiver_has_its_addresses() -> None:
+    assert webhook_urls(CONFIG, "hook") == ["<secret>", "http://r/api/v1/alerts"]
+    assert integrations(CONFIG, "both") == ["email"]
+    assert integrations(CONFIG, "people") == integrations(CONFIG, "missing") == []
+
+
+RULE = Rule(group="g", name="GpuwardenA", query="a > 1", for_s=10, labels={"remedy": "r"}, annotations={"summary": "s"})
+NOTE = replace(RULE, name="GpuwardenB", labels={"severity": "warning"})
+
+
+@pytest.mark.parametrize(
+    ("loaded", "found"),
+    [
+        ([RULE, NOTE], []),
+        ([NOTE], [(True, "rule GpuwardenA is missing")]),
+        ([RULE, RULE, NOTE], [(True, "rule GpuwardenA differs from this version's")]),
+        ([replace(RULE, query="a > 2"), NOTE], [(True, "rule GpuwardenA differs from this version's")]),
+        ([replace(RULE, for_s=20), NOTE], [(True, "rule GpuwardenA differs from this version's")]),
+        ([RULE, replace(NOTE, labels={})], [(False, "rule GpuwardenB differs from this version's")]),
+        (
+            [RULE, replace(NOTE, annotations={"summary": "t"})],
+            [(False, "the texts of rule GpuwardenB differ from this version's")],
+        ),
+        ([RULE, replace(NOTE, annotations={"summary": "s", "runbook_url": "u"})], []),
+        ([RULE, NOTE, replace(RULE, name="GpuwardenOld")], [(True, "rule GpuwardenOld is not of this version")]),
+        ([RULE, NOTE, replace(RULE, name="Foreign")], []),
+    ],
+)
+def test_loaded_rules_are_compared_with_those_of_this_version(
+    loaded: list[Rule], found: list[tuple[bool, str]]
+) -> None:
+    assert list(differences([RULE, NOTE], loaded)) == found
+
+
+def test_rules_of_this_version_are_read() -> None:
+    assert {each.name for each in shipped_rules() if each.acts} >= {"GpuwardenJobStalled", "GpuwardenHostLost"}
+    assert [seconds(each) for each in ("0s", "90s", "1h30m", "500ms")] == [0, 90, 5400, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict", "says"),
+    [
+        (exported(), Verdict.OK, "newest sample 1.0 s old"),
+        (exported(age_s=30), Verdict.FAILED, "its newest sample is 30 s old"),
+        (exported(age_s=float("nan")), Verdict.FAILED, "its newest sample is nan s old"),
+        (
+            exported(("collector_success", {"collector": "source_docker"}, 0)),
+            Verdict.FAILED,
+            "source_docker failed: those metrics are unknown; check that Docker runs",
+        ),
+        (
+            replace(FACTS, exporter=Page(url="http://e", not_ready="", samples=())),
+            Verdict.FAILED,
+            "http://e is not the exporter",
+        ),
+        (replace(FACTS, exporter=Page(url="http://e", not_ready="no sample", samples=())), Verdict.FAILED, "no sample"),
+    ],
+)
+def test_exporter_is_fresh_and_complete(facts: Facts, verdict: Verdict, says: str) -> None:
+    found = exporter.exporter(facts)
+
+    assert found is not None
+    assert found.verdict is verdict
+    assert says in f"{found.says}; {found.fix}"
+
+
+WORKER = ("worker_info", {"worker": "w0", "container": "c"}, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict", "says"),
+    [
+        (exported(), Verdict.WARNING, "nothing is watched"),
+        (exported(WORKER), Verdict.OK, "1 worker, 0 managed"),
+        (exported(WORKER, ("container_managed", {"container": "c"}, 1)), Verdict.OK, "1 worker, 1 managed"),
+        (
+            exported(WORKER, ("container_managed", {"container": "c"}, 0)),
+            Verdict.WARNING,
+            "worker w0 is never restarted: its container c has no label",
+        ),
+        (exported(("container_managed", {"container": "c"}, 0)), Verdict.WARNING, "nothing is watched"),
+        (exported(("container_info", {"container": "s", "kind": "systemd"}, 1)), Verdict.OK, "0 workers, 1 managed"),
+    ],
+)
+def test_opt_in_is_checked(facts: Facts, verdict: Verdict, says: str) -> None:
+    found = exporter.watched(facts)
+
+    assert found is not None
+    assert found.verdict is verdict
+    assert says in found.says
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict", "says"),
+    [
+        (exported(), Verdict.WARNING, "no GPU is seen"),
+        (exported(("gpu_info", {"gpu": "GPU-0"}, 1)), Verdict.OK, "1 GPU, use attributed"),
+        (
+            exported(
+                ("gpu_info", {"gpu": "GPU-0"}, 1),
+                ("container_gpu_attribution_missing", {"container": "c", "gpu": "GPU-0"}, 1),
+            ),
+            Verdict.WARNING,
+            "GPU use of c on GPU-0 cannot be attributed",
+        ),
+    ],
+)
+def test_gpu_attribution_is_checked(facts: Facts, verdict: Verdict, says: str) -> None:
+    found = exporter.gpus(facts)
+
+    assert found is not None
+    assert found.verdict is verdict
+    assert says in found.says
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("free", "size", "free_files", "verdict"),
+    [
+        (3 * 2**30, 2**40, None, Verdict.OK),
+        (2**30, 10 * 2**30, 5, Verdict.OK),
+        (2**30, 2**40, 5, Verdict.WARNING),
+        (99 * MIB, 200 * MIB, 5, Verdict.FAILED),
+        (3 * 2**30, 2**40, 0, Verdict.FAILED),
+    ],
+)
+def test_disk_space_is_checked(free: int, size: int, free_files: int | None, verdict: Verdict) -> None:
+    disks = [Disk(path=Path("/data"), free_bytes=free, size_bytes=size, free_files=free_files)]
+
+    assert host.disk(on_host(disks=disks)).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("offsets", "verdict"),
+    [
+        ([Offset(of="Prometheus", ahead_s=0.4)], Verdict.OK),
+        ([Offset(of="Prometheus", ahead_s=-2)], Verdict.WARNING),
+        ([Offset(of="Prometheus", ahead_s=0), Offset(of="the database", ahead_s=-9)], Verdict.FAILED),
+        ([Offset(of="the database", ahead_s=9, uncertain_s=8.5)], Verdict.OK),  # a slow answer proves nothing
+        ([], Verdict.UNKNOWN),
+    ],
+)
+def test_clocks_are_compared(offsets: list[Offset], verdict: Verdict) -> None:
+    assert host.clock(replace(FACTS, offsets=offsets)).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("file", "verdict", "says"),
+    [
+        (File(path=Path("/x"), what="the token", secret=True), Verdict.OK, ""),
+        (File(path=Path("/x"), what="the token", secret=True, others=4), Verdict.FAILED, "chmod o-r /x"),
+        (File(path=Path("/x"), what="the ledger", others=4), Verdict.OK, ""),
+        (File(path=Path("/x"), what="the ledger", others=6), Verdict.FAILED, "chmod o-w /x"),
+        (File(path=Path("/x"), what="the folder", others=7, sticky=True), Verdict.OK, ""),
+        (File(path=Path("/x"), what="the ledger", others=None), Verdict.UNKNOWN, "run the command as root"),
+        (File(path=Path("/x"), what="Docker socket", missing=True), Verdict.FAILED, "GPUWARDEN_REMEDIATOR_DOCKER in"),
+    ],
+)
+def test_permissions_are_checked(file: File, verdict: Verdict, says: str) -> None:
+    found = host.permissions(on_host(files=[file]))
+
+    assert found.verdict is verdict
+    assert says in found.fix
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users may enter, unlike `tmp_path`."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+def installed(folder: Path) -> addresses.Addresses:
+    """An installation of `gpuwarden init` below one folder."""
+    env = folder / "gpuwarden.env"
+    env.write_text(
+        f"# settings\nGPUWARDEN_RUNTIME_DIR={folder}/run\nGPUWARDEN_REMEDIATOR_LEDGER='sqlite:///{folder}/ledger.db'\n"
+        f"GPUWARDEN_QUEUE_DB=sqlite:///{folder}/queue.db\nGPUWARDEN_REMEDIATOR_DOCKER=unix://{folder}/docker.sock\n"
+        "GPUWARDEN_REMEDIATOR_EXPORTER=http://127.0.0.1:1\n"
+    )
+    (folder / "run").mkdir()
+    (folder / "run" / "host").write_text("box1\n")
+    (folder / "ledger.db").touch(mode=0o660)
+    return addresses.find(
+        command._parser().parse_args(["--env-file", str(env)]), {"XDG_STATE_HOME": str(folder / "state")}
+    )
+
+
+def test_installation_of_init_is_found_by_its_environment_file(open_folder: Path) -> None:
+    found = installed(open_folder)
+
+    assert found.place.runs is Runs.SERVICES
+    assert found.ledger == f"sqlite:///{open_folder}/ledger.db"
+    assert found.urls["exporter"] == "http://127.0.0.1:1"
+    assert found.urls["prometheus"] == "http://127.0.0.1:9090"
+    assert found.runtime_dir == open_folder / "run"
+
+
+def test_rights_of_other_users_are_read(open_folder: Path) -> None:
+    found = installed(open_folder)
+    token = open_folder / "token"
+    token.touch()
+    token.chmod(0o644)
+    (open_folder / "ledger.db").chmod(0o666)
+
+    rights = {each.path.name: each for each in local.read_files(found, token)}
+
+    assert rights.keys() == {
+        open_folder.joinpath("run").name,
+        "host",
+        "gpuwarden.env",
+        "ledger.db",
+        "token",
+        "docker.sock",
+    }
+    assert (rights["token"].others, rights["token"].secret) == (4, True)
+    assert rights["ledger.db"].others == 6
+    assert rights["docker.sock"].missing
+    open_folder.chmod(0o700)
+    assert {each.others for each in local.read_files(found, token)} == {0}
+
+
+def test_settings_are_checked_as_the_services_check_them(open_folder: Path) -> None:
+    found = installed(open_folder)
+    policy = open_folder / "policy.toml"
+    policy.write_text("[restart_worker]\nretry_max = 1\n")
+    (open_folder / "remediator-web.yml").write_text("bearer_token_file: missing\n")
+    file = {**found.file, "GPUWARDEN_REMEDIATOR_PORTS": "1", "GPUWARDEN_QUEUE_DBS": "x"}
+    variables = {**found.variables, **file, "GPUWARDEN_EXPORTER_PORT": "x", "GPUWARDEN_REMEDIATOR_POLICY": str(policy)}
+
+    checked = settings.read(replace(found, file=file, variables=variables))
+    says = "\n".join(f"{problem}; {fix}" for problem, fix in checked.problems)
+
+    assert "unknown key GPUWARDEN_REMEDIATOR_PORTS is ignored; did you mean GPUWARDEN_REMEDIATOR_PORT?" in says
+    assert "unknown key GPUWARDEN_QUEUE_DBS is ignored; did you mean GPUWARDEN_QUEUE_DB?" in says
+    assert f"in {open_folder}/gpuwarden.env" in says
+    assert "'x' is invalid for --port (or GPUWARDEN_EXPORTER_PORT)" in says
+    assert "retry_max" in says
+    assert "missing" in says
+    assert len(checked.problems) == 5
+    assert "GPUWARDEN_REMEDIATOR_PORTS" not in os.environ
+
+
+def test_settings_of_init_have_no_problem(open_folder: Path) -> None:
+    assert settings.read(installed(open_folder)).problems == []
+
+
+def test_link_that_needs_a_broken_one_names_the_first_and_is_no_second_failure() -> None:
+    bad = failed("down", "start it")
+    links = [
+        Link(name="a", check=lambda _: bad),
+        Link(name="b", check=lambda _: bad, needs=("a",)),
+        Link(name="c", check=lambda _: warning("x", "y"), needs=("b",)),
+        Link(name="works", check=lambda _: ok("fine"), needs=("a",)),
+        Link(name="apart", check=lambda _: bad),
+        Link(name="excluded", check=lambda _: None),
+        Link(name="needs excluded", check=lambda _: bad, needs=("excluded",)),
+    ]
+
+    found = diagnose(FACTS, links)
+
+    depends = Finding(verdict=Verdict.UNKNOWN, says="not checked: depends on a")
+    assert found == {"a": bad, "b": depends, "c": depends, "works": ok("fine"), "apart": bad}
+
+
+def test_page_fits_the_terminal() -> None:
+    found = {"a": ok("fine"), "b": failed("it is broken " * 10, "start it again, and then read its log " * 3)}
+
+    lines = list(command.page(found, width=80))
+
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "ok        a             fine"
+    assert lines[-1] == "1 ok, 1 failed"
+    assert len(list(command.page(found, width=None))) == 5
+
+
+def test_nothing_installed_is_one_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for name in [name for name in os.environ if name.startswith("GPUWARDEN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(addresses, "ENV_FILE", tmp_path / "missing")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    parts = [
+        each for part in ("exporter", "remediator", "prometheus", "alertmanager") for each in (f"--{part}", "none")
+    ]
+
+    assert main(["doctor", *parts]) == 1
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("failed    installation  no `gpuwarden up` of this user runs")
+    assert [line for line in lines if line.startswith("failed")] == lines[:1]
+
+
+def test_unreadable_environment_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--env-file", str(tmp_path / "missing")]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_unknown_option_exits_2() -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["doctor", "--nope"])
