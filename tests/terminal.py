@@ -11,7 +11,9 @@ import termios
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,8 @@ class Terminal:
     process: subprocess.Popen[bytes]
     said: Callable[[], str]
     press: Callable[[str], object]
+    modes: Callable[[], list[Any]]
+    """As `termios.tcgetattr`."""
 
 
 @contextmanager
@@ -54,7 +58,12 @@ def at_terminal(
         return written.decode()
 
     try:
-        yield Terminal(process=process, said=said, press=lambda keys: os.write(ours, keys.encode()))
+        yield Terminal(
+            process=process,
+            said=said,
+            press=lambda keys: os.write(ours, keys.encode()),
+            modes=partial(termios.tcgetattr, ours),
+        )
     finally:
         process.kill()
         process.wait()

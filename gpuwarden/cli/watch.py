@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from gpuwarden.cli.bars import at_terminal, undisturbed
+from gpuwarden.cli.keys import QuitKey
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import format_time, printable, show
 
@@ -24,6 +25,7 @@ def watch(
     *,
     now: Callable[[], float],
     in_place: bool = True,
+    ends: str = "Ctrl-C ends",
 ) -> int:
     """Show pages. Without a terminal, or not `in_place`, each page is printed.
 
@@ -32,9 +34,10 @@ def watch(
         wait: waits for the next one.
         now: Unix seconds, for the heading at a terminal.
         in_place: whether a terminal is redrawn.
+        ends: how to end it, for the heading.
 
     Returns:
-        The exit code: 128 and the signal, or 0 if the reader has gone.
+        The exit code: 128 and the signal, or 0 after q or if the reader has gone.
     """
     ended_by = signal.SIGINT
 
@@ -47,11 +50,13 @@ def watch(
         signal.signal(number, end)
     try:
         if in_place and at_terminal():
-            _redraw(page, wait, now)
+            _redraw(page, wait, now, ends)
         else:
             _print(page, wait)
     except KeyboardInterrupt:
         return 128 + ended_by
+    except QuitKey:
+        return 0
     except BrokenPipeError:  # the reader has gone; nothing is left to flush at the exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
@@ -71,7 +76,9 @@ def _print(page: Callable[[int | None], Iterable[str]], wait: Callable[[], objec
             time.sleep(RETRY_S)
 
 
-def _redraw(page: Callable[[int | None], Iterable[str]], wait: Callable[[], object], now: Callable[[], float]) -> None:
+def _redraw(
+    page: Callable[[int | None], Iterable[str]], wait: Callable[[], object], now: Callable[[], float], ends: str
+) -> None:
     from rich.console import Console  # noqa: PLC0415 - slow to import
     from rich.live import Live  # noqa: PLC0415
 
@@ -82,7 +89,7 @@ def _redraw(page: Callable[[int | None], Iterable[str]], wait: Callable[[], obje
         while True:
             with undisturbed():
                 live.start()
-                live.update(_text([f"{format_time(now())}, Ctrl-C ends", *lines]), refresh=True)
+                live.update(_text([f"{format_time(now())}, {ends}", *lines]), refresh=True)
             try:
                 wait()
                 lines = list(page(console.height - 1))
@@ -94,8 +101,21 @@ def _redraw(page: Callable[[int | None], Iterable[str]], wait: Callable[[], obje
         console.print(_text(lines), no_wrap=True, overflow="ellipsis")  # the last page stays
 
 
+def styled(lines: Iterable[str]) -> None:
+    """Print lines once, with their styles at a terminal. NO_COLOR leaves the colours out."""
+    if not at_terminal():
+        show(*lines)
+        return
+    from rich.console import Console  # noqa: PLC0415 - slow to import
+
+    Console(highlight=False).print(_text(lines), no_wrap=True, overflow="ellipsis")
+
+
 def _text(lines: Iterable[str]) -> "Text":
-    """Lines that are cut at the width of the terminal."""
+    """Lines that are cut at the width of the terminal. A line may have a `style`."""
     from rich.text import Text  # noqa: PLC0415
 
-    return Text("\n".join(map(printable, lines)), no_wrap=True, overflow="ellipsis")
+    text = Text(no_wrap=True, overflow="ellipsis")
+    for number, line in enumerate(lines):
+        text.append("\n" * (number > 0) + printable(line), style=getattr(line, "style", ""))
+    return text

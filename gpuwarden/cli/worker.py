@@ -65,7 +65,8 @@ def _list(store: "JobStore", arguments: argparse.Namespace) -> int:
 def _row(worker: WorkerRow, now: float) -> tuple[str, ...]:
     age = format_duration(now - worker.last_seen_at)
     return (
-        worker.worker, worker.host, worker.queue, _state(worker), "-" if worker.job_id is None else str(worker.job_id),
+        worker.worker, worker.host, worker.queue, state_of(worker),
+        "-" if worker.job_id is None else str(worker.job_id),
         age if worker.alive else f"({age})", _model(worker), ", ".join(worker.gpus) or "-",
     )  # fmt: skip
 
@@ -75,7 +76,8 @@ def _model(worker: WorkerRow) -> str:
     return worker.current_model or (f"({worker.loaded_model})" if worker.loaded_model else "-")
 
 
-def _state(worker: WorkerRow) -> str:
+def state_of(worker: WorkerRow) -> str:
+    """Locked, gone, draining, idle or busy."""
     if worker.locked_at is not None:
         return "locked"
     if not worker.alive:

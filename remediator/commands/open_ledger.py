@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
@@ -17,13 +18,18 @@ from gpuwarden.db.running_up import LEDGER_ENV, QUEUE_ENV, environment, path_of
 from gpuwarden.errors import GpuwardenError
 from remediator.ledger.ledger import Ledger
 
+NO_LEDGER: Final = (
+    f"no ledger found: start `gpuwarden up`, or set --ledger or ${LEDGER_ENV} to the URL in gpuwarden.env, which "
+    "`gpuwarden init` writes"
+)
 
-def add_ledger(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--ledger`, required only if no ledger is found."""
+
+def add_ledger(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Add the option `--ledger`, required only if no ledger is found. Without one it may be an empty text."""
     parser.add_argument(
         "--ledger",
         default=ledger_url(environment()) or "",
-        type=_check_named,  # argparse calls it for a default string too
+        type=_check_named if required else str,  # argparse calls it for a default string too
         help=f"database URL of the ledger; default ${LEDGER_ENV}, else the ledger of `gpuwarden up`",
     )
 
@@ -31,10 +37,7 @@ def add_ledger(parser: argparse.ArgumentParser) -> None:
 def _check_named(url: str) -> str:
     if url:
         return url
-    raise argparse.ArgumentTypeError(
-        f"no ledger found: start `gpuwarden up`, or set --ledger or ${LEDGER_ENV} to the URL in gpuwarden.env, which "
-        "`gpuwarden init` writes"
-    )
+    raise argparse.ArgumentTypeError(NO_LEDGER)
 
 
 def existing(url: str, *, host: str | None = None) -> Ledger:
@@ -43,6 +46,8 @@ def existing(url: str, *, host: str | None = None) -> Ledger:
     Raises:
         GpuwardenError: it does not exist or cannot be opened.
     """
+    if not url:
+        raise GpuwardenError(NO_LEDGER)
     check_there(url)
     return Ledger.open(url, host=host, migrate=False)
 

@@ -4,10 +4,11 @@ Exit codes: 0 nothing needs an operator; 1 something does; 2 usage error.
 """
 
 import argparse
+import re
 import shutil
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -520,6 +521,42 @@ def _query(client: "httpx.Client", url: str, query: str) -> list[dict[str, Any]]
     return result
 
 
+def series(wanted: argparse.Namespace, name: str, names: Collection[str]) -> tuple[Sequence[Mapping[str, Any]], str]:
+    """Samples of these series (without `gpuwarden_`) from Prometheus or the exporter, or why there are none."""
+    url: str = getattr(wanted, name).rstrip("/")
+    if url == NONE:
+        return (), "not checked"
+    import httpx  # noqa: PLC0415 - slow to import
+
+    try:
+        with _client(wanted, name, url) as client:
+            if name == "prometheus":
+                found = _query(client, url, f'{{__name__=~"gpuwarden_({"|".join(names)})"}}')
+            else:
+                found = _exported(client.get(f"{url}/metrics").raise_for_status().text, names)
+    except (GpuwardenError, httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        return (), f"unreachable at {url}: {error}"
+    return found, "" if found else f"no series of a host at {url}"
+
+
+def _exported(text: str, names: Collection[str]) -> list[dict[str, Any]]:
+    """An exporter's page in the shape of Prometheus' answer. The label `host` is added."""
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - slow to import
+
+    wanted = {f"gpuwarden_{name}" for name in names}
+    lines = [line for line in text.splitlines() if _NAME.split(line, 1)[0] in wanted]
+    families = text_string_to_metric_families("\n".join(lines) + "\n")
+    samples = [sample for family in families for sample in family.samples]
+    host = next((each.labels["nodename"] for each in samples if each.name == "gpuwarden_exporter_info"), "")
+    return [
+        {"metric": {"__name__": each.name, "host": host, **each.labels}, "value": [0, str(each.value)]}
+        for each in samples
+    ]
+
+
+_NAME: Final = re.compile(r"[{ ]")
+
+
 def _acting_rules(answer: Any) -> list[dict[str, Any]]:
     groups = answer["data"]["groups"]
     return [rule for group in groups for rule in group["rules"] if "remedy" in rule.get("labels", {})]
@@ -531,7 +568,15 @@ def _parser() -> argparse.ArgumentParser:
         description="Show the health of the pipeline, watched workers, held actions, and what needs an operator.",
         epilog="exit codes: 0 nothing needs an operator; 1 something does; 2 usage error",
     )
-    add_ledger(parser)
+    add_sources(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON; times are Unix seconds")
+    parser.add_argument("--watch", action="store_true", help=f"show it again every {WATCH_S:g} s, until Ctrl-C")
+    return parser
+
+
+def add_sources(parser: argparse.ArgumentParser, *, ledger_required: bool = True) -> None:
+    """Add the options that name the ledger, the queue and the parts."""
+    add_ledger(parser, required=ledger_required)
     known = environment()
     parser.add_argument("--host", help="only this host; default: every host of the ledger")
     parser.add_argument(
@@ -551,6 +596,3 @@ def _parser() -> argparse.ArgumentParser:
         env = f"GPUWARDEN_REMEDIATOR_EXPORTER_{name.upper()}"
         option = f"--exporter-{name.replace('_', '-')}"
         parser.add_argument(option, type=of, default=known.get(env), help=f"{title}, or ${env}")
-    parser.add_argument("--json", action="store_true", help="print JSON; times are Unix seconds")
-    parser.add_argument("--watch", action="store_true", help=f"show it again every {WATCH_S:g} s, until Ctrl-C")
-    return parser

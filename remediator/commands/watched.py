@@ -8,10 +8,13 @@ from typing import Any, Final
 from gpuwarden.format import count_of, format_duration, printable
 from gpuwarden.job import JobClass
 
-QUERY: Final = (
-    '{__name__=~"gpuwarden_(gpu_info|worker_info|worker_alive|job_id|job_info|job_phase|job_step_beat_age_seconds)"}'
+NAMES: Final = (
+    *("gpu_info", "worker_info", "worker_alive", "job_id", "job_info", "job_phase", "job_step_beat_age_seconds"),
+    *("job_steps", "job_steps_planned"),
 )
-"""Series that list GPUs and workers."""
+"""Series that list GPUs and workers, without `gpuwarden_`."""
+
+QUERY: Final = f'{{__name__=~"gpuwarden_({"|".join(NAMES)})"}}'
 
 LISTED_MAX: Final = 50
 """Most workers that a page lists."""
@@ -28,6 +31,8 @@ class WatchedWorker:
     phase: str | None = None
     step_beat_age_s: float | None = None
     job_class: str | None = None
+    steps: int | None = None
+    steps_planned: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +98,13 @@ def _worker(slot: tuple[str, str, str], series: Mapping[str, tuple[Mapping[str, 
         phase=None if phase is None else phase[0].get("phase"),
         step_beat_age_s=None if age is None or math.isnan(age[1]) else age[1],
         job_class=None if info is None else info[0].get("job_class"),
+        steps=_count(series.get("gpuwarden_job_steps")),
+        steps_planned=_count(series.get("gpuwarden_job_steps_planned")),
     )
+
+
+def _count(sample: tuple[Mapping[str, str], float] | None) -> int | None:
+    return None if sample is None or math.isnan(sample[1]) else int(sample[1])
 
 
 def _describe(worker: WatchedWorker) -> str:

@@ -118,10 +118,11 @@ def test_commands_of_the_ledger_import_neither_a_client_nor_the_queue(command: s
     assert found & {*HEAVY, "gpuwarden.queue.store"} == set()
 
 
-def test_status_without_its_http_parts_imports_no_client(databases: dict[str, str]) -> None:
+@pytest.mark.parametrize("command", ["status", "top"])
+def test_status_and_top_without_http_parts_import_no_client(command: str, databases: dict[str, str]) -> None:
     parts = " ".join(f"--{name}=none" for name in ("remediator", "exporter", "prometheus", "alertmanager"))
 
-    found = imported(f"status {parts}", databases)
+    found = imported(f"{command} {parts}", databases)
 
     assert "sqlalchemy" in found
     assert found & HEAVY == set()

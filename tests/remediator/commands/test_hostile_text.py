@@ -49,7 +49,7 @@ COMMANDS: Sequence[Sequence[str]] = (
     ["host", "list"], ["host", "show", HOST], ["host", "enrol", HOSTILE], ["host", "rotate", HOST, "--scopes", HOSTILE],
     ["host", "end-task", HOST, "2", "--reason", HOSTILE],
     ["worker", "lock", HOSTILE, "--host", HOSTILE], ["worker", "unlock", HOSTILE, "--host", HOSTILE],
-    ["worker", "drain", "x", "--host", HOSTILE], ["status"], ["status", "--host", HOSTILE],
+    ["worker", "drain", "x", "--host", HOSTILE], ["status"], ["status", "--host", HOSTILE], ["top"],
     ["ledger", "list"], ["ledger", "show", "1"], ["ledger", "capture", "1"], ["ledger", "refused"],
     ["ledger", "summary", "--since", "9999d"], ["ledger", "audit", "--since", "9999d"], ["ledger", "export"],
     ["approve", "1"], ["decline", "1"], ["arm", "--host", HOSTILE, "--yes"], ["disarm"],
@@ -116,7 +116,9 @@ def test_every_command_is_fed() -> None:
 @pytest.mark.usefixtures("hostile")
 @pytest.mark.parametrize("said", COMMANDS, ids=lambda said: ascii(" ".join(said)))
 def test_no_command_prints_control_characters(said: Sequence[str], command: Cli) -> None:
-    nowhere = ["--exporter", "none", "--prometheus", "none", "--alertmanager", "none"] if said[0] == "status" else []
+    nowhere = (
+        ["--exporter", "none", "--prometheus", "none", "--alertmanager", "none"] if said[0] in ("status", "top") else []
+    )
 
     code, out, err = command(*said, *nowhere)
 
