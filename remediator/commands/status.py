@@ -247,9 +247,10 @@ def _todo(reason: str | None) -> str:
 
 def page(report: Report) -> Iterator[str]:
     """Format the report as lines."""
+    width = max(14, *(len(part.name) + 1 for part in report.parts))
     for part in report.parts:
         mark = {True: "ok", False: "DOWN", None: "-"}[part.ok]
-        yield f"{part.name:14}{mark:10}{part.says}"
+        yield f"{part.name:{width}}{mark:10}{part.says}"
     yield ""
     yield from list_watched(report.watched)
     yield from _modes(report.armed)

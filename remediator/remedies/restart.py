@@ -247,7 +247,8 @@ def close(facts: Facts, free: Intent) -> Step:
     settle = facts.episode.settle
     if free.stage is Stage.DONE:
         runs = _has_successor(facts, free) or (facts.container is not None and facts.container.running)
-        runs = runs or (facts.successor is not None and facts.successor.running)
+        # A pod's restart is only done once the next pod was ready, also if the API does not list that pod now.
+        runs = runs or (facts.container is None and free.data.get("others") is not None)
         done = "it was restarted" if runs else "it stays down, as others left it"
         job = "its job is settled" if _is_settled(facts) else "it had no job to settle"
         return Close(outcome=Outcome.FIXED, reason=Reason.DONE, message=f"{done}, and {job}")

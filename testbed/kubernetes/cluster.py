@@ -37,7 +37,8 @@ class NoCluster:
 class Cluster:
     """A running cluster in `folder`. Any process of this host may use it.
 
-    `enter` is the command prefix to run in the node, `kubeconfig` the administrator's.
+    `enter` is the command prefix to run in the node, `kubeconfig` the administrator's. Pods reach this host by
+    `host_address`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,6 +47,7 @@ class Cluster:
         self.url: str = state["url"]
         self.enter: list[str] = state["enter"]
         self.group: str = state["group"]
+        self.host_address: str = state["host_address"]
         self.version: tuple[int, int] = (state["version"][0], state["version"][1])
         self.node = NAME
         self.kubeconfig = folder / "pki" / "admin.kubeconfig"
@@ -235,7 +237,15 @@ def remove(folder: Path) -> None:
 def _start(folder: Path, node: Node, found: Programs, plugins: Path, root: Path) -> Cluster:
     url = f"https://{node.address}:{control_plane.PORT}"
     (folder / _STATE).write_text(
-        json.dumps({"url": url, "enter": node.enter, "group": node.group, "version": found.version})
+        json.dumps(
+            {
+                "url": url,
+                "enter": node.enter,
+                "group": node.group,
+                "version": found.version,
+                "host_address": node.host_address,
+            }
+        )
     )
     for name in ("log", "programs", "manifests"):
         (folder / name).mkdir(exist_ok=True)

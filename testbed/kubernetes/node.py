@@ -91,6 +91,11 @@ class Node:
         return f"10.214.{self._network}.1"
 
     @property
+    def host_address(self) -> str:
+        """Address of this host for the node and its pods."""
+        return f"10.214.{self._network}.126"
+
+    @property
     def service_address(self) -> str:
         """Address of the service `kubernetes`. It is an address of the node, as kube-proxy does not run."""
         return f"10.214.{self._network}.129"

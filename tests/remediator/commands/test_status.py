@@ -125,6 +125,15 @@ def beat(ledger: Ledger, *, host: str = HOST, ago_s: float = 0.0, errors: int = 
     ledger.executors.beat(host=host, pid=7, armed=False, started_at=now - 99, errors=errors, now=now - ago_s, workers=4)
 
 
+def test_space_follows_a_long_name_of_a_host(ask: Callable[..., Said], ledger: Ledger) -> None:
+    beat(ledger, host="node-1.example")
+
+    _, lines = ask()
+
+    assert "executor node-1.example ok        alive, pid 7, sees 4 workers" in lines
+    assert line_with(lines, "ledger                  ok        readable")
+
+
 def test_healthy_pipeline_needs_no_operator(ask: Callable[..., Said], parts: Parts) -> None:
     code, lines = ask()
 
@@ -133,6 +142,7 @@ def test_healthy_pipeline_needs_no_operator(ask: Callable[..., Said], parts: Par
         "ledger        ok        readable and writable",
         "executor box1 ok        alive, pid 7, sees 4 workers",
         "alerts        -         none yet",
+        "notifications ok        0 waiting",
         f"remediator    ok        ready at {parts.url}",
         f"exporter      ok        ready at {parts.url}",
         f"alertmanager  ok        ready at {parts.url}",

@@ -59,10 +59,11 @@ def test_wait_says_why_the_next_pod_is_not_ready() -> None:
     assert "Unschedulable: no seat" in step.message
 
 
-def test_episode_of_an_evicted_worker_closes_with_the_next_pod() -> None:
-    intent = free(Stage.DONE, kind=pods.KIND, tries=1, others=[])
+@pytest.mark.parametrize("listed", [True, False])
+def test_episode_of_an_evicted_worker_closes_with_the_next_pod(listed: bool) -> None:
+    intent, after = free(Stage.DONE, kind=pods.KIND, tries=1, others=[]), successor() if listed else None
     step = restart_worker.decide(
-        facts(intent, settle(Stage.DONE), container=None, successor=successor(), evidence=None, unknown="404")
+        facts(intent, settle(Stage.DONE), container=None, successor=after, evidence=None, unknown="404")
     )
 
     assert isinstance(step, Close)
