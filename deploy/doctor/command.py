@@ -49,7 +49,11 @@ def page(found: Mapping[str, Finding], *, width: int | None) -> Iterator[str]:
     if counts[Verdict.OK] == len(found):
         yield f"all {count_of(len(found), 'link')} work"
         return
-    said = [f"{counts[each]} {each}" for each in Verdict if counts[each]]
+    said = [
+        count_of(counts[each], each) if each is Verdict.WARNING else f"{counts[each]} {each}"
+        for each in Verdict
+        if counts[each]
+    ]
     yield ", ".join(said)
 
 

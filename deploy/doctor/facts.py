@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from deploy.doctor.finding import Unread
 from remediator.ledger.executors import ExecutorHeartbeat
+from remediator.ledger.notices import Unsent
 
 
 class Runs(StrEnum):
@@ -123,6 +124,8 @@ class Alertmanager:
 
     url: str
     config: Mapping[str, Any]
+    started_at: float | None = None
+    """Unix seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +143,7 @@ class Ledger:
 
     now_s: float
     executors: Sequence[ExecutorHeartbeat]
+    unsent: Unsent
     offset: Offset | None = None
     """Of the database server; `None` for an SQLite file."""
 
@@ -188,6 +192,8 @@ class Settings:
     checked: Sequence[str]
     problems: Sequence[tuple[str, str]] = ()
     unreadable: Sequence[str] = ()
+    administrators: int | Unread | None = None
+    """Addresses in the notify file; `None` without a file."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,14 +35,31 @@ def environment() -> Mapping[str, str]:
 
 def of_up(env: Mapping[str, str]) -> dict[str, str]:
     """The variables of this user's running `gpuwarden up`; empty without one."""
+    return _running(env)[1]
+
+
+def started_with(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which this user started the running `gpuwarden up`; empty if unknown."""
+    process = _running(env)[0]
+    if process is None:
+        return {}
+    try:
+        lines = Path(f"/proc/{process.pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return {name: value for name, sign, value in (line.partition("=") for line in lines) if sign and value}
+
+
+def _running(env: Mapping[str, str]) -> tuple[ProcessId | None, dict[str, str]]:
+    """The process of the running `gpuwarden up`, and its variables."""
     try:
         found: dict[str, Any] = json.loads(_read(path_of(env)))
         process = ProcessId.parse(found["process"])
         if process is None or not process.runs() or found["boot_id"] != clock.boot_id():
-            return {}
-        return {name: value for name, value in found["variables"].items() if isinstance(value, str)}
+            return None, {}
+        return process, {name: value for name, value in found["variables"].items() if isinstance(value, str)}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError):
-        return {}  # a file of another version, or no home folder
+        return None, {}  # a file of another version, or no home folder
 
 
 def runtime_dir_of(queue_db: str) -> Path | None:

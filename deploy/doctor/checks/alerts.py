@@ -65,12 +65,18 @@ def token(facts: Facts) -> Finding | None:
 
 def watchdog(facts: Facts) -> Finding | None:
     """The watchdog alert, which always fires, arrives."""
-    page = facts.webhook
+    page, sender = facts.webhook, facts.alertmanager
     if isinstance(page, Unread):
         return unknown(page.why)
+    if isinstance(sender, Unread):
+        return unknown(sender.why)
     at = page.value("gpuwarden_remediator_watchdog_timestamp_seconds")
     fix = "read Alertmanager's log; docs/runbooks/GpuwardenWatchdog.md"
     if at is None:
+        up_s = WATCHDOG_LATE_S if sender.started_at is None else facts.host.now_s - sender.started_at
+        if up_s < WATCHDOG_LATE_S:
+            says = f"none has arrived yet: Alertmanager started {format_duration(up_s)} ago"
+            return warning(says, "run this again in a minute")
         return failed("none has arrived since the webhook started", f"wait a minute and run this again; {fix}")
     age_s = max(0.0, facts.host.now_s - at)
     if age_s > WATCHDOG_LATE_S:

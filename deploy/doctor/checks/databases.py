@@ -1,9 +1,9 @@
 """Checks of the ledger, its executor, and the queue. Pure."""
 
 from deploy.doctor.facts import Facts
-from deploy.doctor.finding import Finding, Unread, failed, ok, unknown, unread
-from gpuwarden.format import format_duration
-from remediator.commands.status import BEAT_MAX_S
+from deploy.doctor.finding import Finding, Unread, failed, ok, unknown, unread, warning
+from gpuwarden.format import count_of, format_duration
+from remediator.commands.status import BEAT_MAX_S, FAILING_S, UNSENT_S
 
 
 def ledger(facts: Facts) -> Finding | None:
@@ -29,6 +29,31 @@ def executor(facts: Facts) -> Finding | None:
     if silent_s > BEAT_MAX_S:
         return failed(f"no heartbeat for {format_duration(silent_s)}: nothing is repaired", restart)
     return ok(f"alive, pid {beat.pid}")
+
+
+def notifications(facts: Facts) -> Finding | None:
+    """Administrators have addresses, and messages are sent."""
+    found, count = facts.ledger, facts.host.settings.administrators
+    if isinstance(found, Unread):
+        return unknown(found.why)
+    unsent = found.unsent
+    if unsent.failing_since is not None and found.now_s - unsent.failing_since > FAILING_S:
+        since = format_duration(found.now_s - unsent.failing_since)
+        return failed(
+            f"messages fail for {since}: {unsent.failing[0][1]}", "correct the notify file; run `gpuwarden notify test`"
+        )
+    if unsent.oldest_at is not None and found.now_s - unsent.oldest_at > UNSENT_S:
+        return failed(
+            f"{count_of(unsent.waiting, 'notice')} not sent for hours", "set GPUWARDEN_REMEDIATOR_NOTIFY_FILE"
+        )
+    if isinstance(count, Unread):
+        return unknown(count.why, "see the line `settings`")
+    if not count:
+        return warning(
+            "no administrator is notified of locked workers and quarantined GPUs",
+            "set GPUWARDEN_REMEDIATOR_NOTIFY_FILE to a file with `administrators` (docs/how-to/notifications.md)",
+        )
+    return ok(count_of(count, "administrator"))
 
 
 def queue(facts: Facts) -> Finding | None:

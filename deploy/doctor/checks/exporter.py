@@ -41,7 +41,7 @@ def gpus(facts: Facts) -> Finding | None:
     seen = {each.labels.get("gpu") for each in page.of("gpuwarden_gpu_info")}
     if not seen:
         return warning(
-            "no GPU is seen: jobs count as GPU unknown, and nothing about GPUs is confirmed",
+            "no GPU is seen: without one, no hung job is confirmed",
             "install the driver (`nvidia-smi`), or try `gpuwarden up --simulate-gpu` (docs/how-to/simulate-gpus.md)",
         )
     missing = [each for each in page.of("gpuwarden_container_gpu_attribution_missing") if each.value == 1]

@@ -67,7 +67,7 @@ def permissions(facts: Facts) -> Finding:
     for each in files:
         if each.others is None:
             return unknown(f"{each.what} {each.path} is closed to this user", "run the command as root")
-    return ok(f"{count_of(len(files), 'path')} closed to other users where needed")
+    return ok(f"other users cannot change any of {count_of(len(files), 'path')}")
 
 
 def _setting(facts: Facts, file: File) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from deploy.doctor.facts import Place, Runs
-from gpuwarden.db.running_up import LEDGER_ENV, QUEUE_ENV, RUNTIME_DIR_ENV, of_up
+from gpuwarden.db.running_up import LEDGER_ENV, QUEUE_ENV, RUNTIME_DIR_ENV, of_up, started_with
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.reporter import DEFAULT_DIR
 from remediator.commands.open_ledger import ledger_url, queue_url
@@ -26,7 +26,7 @@ class Addresses:
 
     Args:
         place: how gpuwarden runs here.
-        variables: of the environment, `up` and the file, in this order of priority.
+        variables: of this process, `gpuwarden up`, the shell that started it, and the file, in this order of priority.
         file: variables of the environment file only.
         urls: of the exporter, the remediator, Prometheus and Alertmanager.
         ledger: URL of the ledger's database, if known.
@@ -54,7 +54,8 @@ def find(wanted: argparse.Namespace, environment: Mapping[str, str]) -> Addresse
     up = of_up(environment)
     file = {} if up else _read(wanted.env_file)
     given = {name: value for name, value in environment.items() if value}
-    variables = {**file, **up, **given}
+    parts = {name: value for name, value in started_with(environment).items() if name.startswith("GPUWARDEN_")}
+    variables = {**file, **parts, **up, **given}
     urls = {name: getattr(wanted, name) or _url(name, variables) for name in ADDRESSES}
     access = {name: variables.get(f"GPUWARDEN_REMEDIATOR_EXPORTER_{name.upper()}") for name in ACCESS}
     return Addresses(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,9 @@ TIMEOUT_S: Final = 3.0
 
 WORD_MAX: Final = 200
 """Characters of an error answer."""
+
+_SCRAPED: Final = "gpuwarden_exporter_info and time() - timestamp(gpuwarden_exporter_info) < 90"
+"""Exporters that are still scraped. Prometheus repeats a series without an end for five minutes."""
 
 _UNITS_S: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800, "y": 31536000}
 _READ: Final = ("gpuwarden_collector_success{", "gpuwarden_sample_age_seconds ", "gpuwarden_gpu_info{",
@@ -66,10 +70,11 @@ def read_alertmanager(addresses: Addresses) -> Alertmanager:
     """Alertmanager's configuration in use."""
     url = addresses.urls["alertmanager"]
     with _client(url) as client:
-        config = yaml.safe_load(_checked(client.get(f"{url}/api/v2/status")).json()["config"]["original"])
+        status = _checked(client.get(f"{url}/api/v2/status")).json()
+    config = yaml.safe_load(status["config"]["original"])
     if not isinstance(config, dict):
         raise ValueError("its configuration is not a mapping")  # noqa: TRY004 - an answer, not an argument
-    return Alertmanager(url=shown(url), config=config)
+    return Alertmanager(url=shown(url), config=config, started_at=_unix_s(status.get("uptime", "")))
 
 
 def token_file(alertmanager: Alertmanager | Unread) -> Path | None:
@@ -111,7 +116,7 @@ def read_prometheus(addresses: Addresses, now: Callable[[], float]) -> Prometheu
         at_s = float(_data(client, url, "query", {"query": "time()"})["result"][1])
         took_s = now() - began_s
         offset = Offset(of="Prometheus", ahead_s=at_s - began_s - took_s / 2, uncertain_s=took_s / 2)
-        infos = _data(client, url, "query", {"query": "gpuwarden_exporter_info"})["result"]
+        infos = _data(client, url, "query", {"query": _SCRAPED})["result"]
         targets = _data(client, url, "alertmanagers", {})["activeAlertmanagers"]
         loaded = [
             _loaded(group["name"], rule)
@@ -180,6 +185,13 @@ def _checked(answer: httpx.Response) -> httpx.Response:
     if not answer.is_success:
         raise ValueError(f"status {answer.status_code} at {answer.url.path}: {_word(answer)}")
     return answer
+
+
+def _unix_s(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
 
 
 def _word(answer: httpx.Response) -> str:

@@ -13,15 +13,19 @@ from sqlalchemy.exc import ArgumentError
 from deploy.doctor.facts import Disk, File, Ledger, Offset, Readable
 from deploy.doctor.finding import Unread
 from deploy.doctor.sources.addresses import Addresses
+from deploy.doctor.sources.rights import is_denied
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.open import check_there as check_queue_there
 from gpuwarden.reporter import host_key
+from remediator.commands.notify import FILE_ENV
 from remediator.commands.open_ledger import existing
 from remediator.commands.status import NONE
 
 
-def read_key(addresses: Addresses) -> str:
+def read_key(addresses: Addresses) -> str | Unread:
     """The host key. Raises GpuwardenError."""
+    if is_denied(file := addresses.runtime_dir / "host"):
+        return Unread(why=f"this user may not read {file}", denied=True)
     return host_key(addresses.runtime_dir)
 
 
@@ -40,7 +44,12 @@ def read_ledger(addresses: Addresses, now: Callable[[], float]) -> Ledger | Unre
         at_s = ledger.now()
         half_s = (now() - began_s) / 2
         offset = Offset(of="the database", ahead_s=at_s - began_s - half_s, uncertain_s=half_s)
-        return Ledger(now_s=at_s, executors=executors, offset=offset if ledger.shared else None)
+        return Ledger(
+            now_s=at_s,
+            executors=executors,
+            unsent=ledger.notices.unsent(),
+            offset=offset if ledger.shared else None,
+        )
 
 
 def read_queue(addresses: Addresses) -> Readable | Unread:
@@ -61,17 +70,16 @@ def read_queue(addresses: Addresses) -> Readable | Unread:
 def _denied(url: str) -> Unread | None:
     """Why this user may not open an SQLite database."""
     path = database_file(url)
-    try:
-        if path is None or not path.exists() or os.access(path, os.R_OK | os.W_OK):
-            return None
-    except PermissionError:
-        pass
+    if path is None or not is_denied(path, os.R_OK | os.W_OK):
+        return None
     return Unread(why=f"this user may not read and write {path}", denied=True)
 
 
 def read_files(addresses: Addresses, token: Path | None) -> list[File]:
     """The files that gpuwarden trusts, its secrets, and the sockets of the settings."""
     place = addresses.place
+    folder = place.env_file.parent if place.env_file else place.data
+    token = token or (folder and folder / "token")
     trusted = [
         (addresses.runtime_dir, "the folder", False),
         (addresses.runtime_dir / "host", "the host key", False),
@@ -79,6 +87,7 @@ def read_files(addresses: Addresses, token: Path | None) -> list[File]:
         (database_file(addresses.ledger), "the ledger", False),
         (database_file(addresses.queue), "the queue", False),
         (token, "the token", True),
+        (_path(addresses.variables.get(FILE_ENV)), "the notify file", True),
     ]
     found = [_file(path, what, secret=secret) for path, what, secret in trusted if path is not None]
     return [each for each in found if each is not None] + list(_sockets(addresses))
@@ -96,6 +105,10 @@ def _file(path: Path, what: str, *, secret: bool) -> File | None:
     return File(
         path=path, what=what, secret=secret, others=0 if closed else mode & 0o7, sticky=bool(mode & stat.S_ISVTX)
     )
+
+
+def _path(name: str | None) -> Path | None:
+    return Path(name) if name else None
 
 
 def _sockets(addresses: Addresses) -> Iterator[File]:

@@ -10,12 +10,17 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 
 from deploy.doctor.facts import Place, Runs, Settings
+from deploy.doctor.finding import Unread
 from deploy.doctor.sources.addresses import Addresses
+from deploy.doctor.sources.rights import is_denied
 from exporter.settings import Settings as ExporterSettings
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import nearest
 from gpuwarden.http.web_config import WebConfig
 from gpuwarden.settings import complaints, unknown_names
+from remediator.commands.notify import FILE_ENV as NOTIFY_FILE_ENV
+from remediator.settings.notify_file import NotifySettings
+from remediator.settings.notify_file import read as read_notify_file
 from remediator.settings.policy_file import PolicyFile
 from remediator.settings.settings import ExecuteSettings, ServeSettings
 
@@ -33,6 +38,9 @@ def read(addresses: Addresses) -> Settings:
     """Check variables, the environment file, the policy file and the web configuration files."""
     place, checked = addresses.place, []
     problems: list[tuple[str, str]] = []
+    administrators: int | Unread | None = None
+    if NOTIFY_FILE_ENV in addresses.variables:
+        administrators = Unread(why="the notify file is not valid or not readable")
     unreadable: list[str] = []
     ours = {name: value for name, value in addresses.variables.items() if name.startswith("GPUWARDEN_")}
     if place.env_file is not None:
@@ -44,17 +52,19 @@ def read(addresses: Addresses) -> Settings:
     problems += _unknown(addresses, place)
     problems += _invalid(ours, place)
     for path, read_file in _files(addresses):
-        if not os.access(path, os.R_OK) and path.exists():
+        if is_denied(path):
             unreadable.append(str(path))
             continue
         try:
-            read_file(path)
+            content = read_file(path)
             checked.append(path.name)
+            if isinstance(content, NotifySettings):
+                administrators = len(content.administrators)
         except GpuwardenError as error:
             problems.append((str(error), f"correct {path}"))
         except OSError as error:
             problems.append((f"{path} cannot be read: {error.strerror}", f"check {path}"))
-    return Settings(checked=checked, problems=problems, unreadable=unreadable)
+    return Settings(checked=checked, problems=problems, unreadable=unreadable, administrators=administrators)
 
 
 def known_variables() -> frozenset[str]:
@@ -90,12 +100,14 @@ def _files(addresses: Addresses) -> Iterator[tuple[Path, Callable[[Path], object
     """Each file that the settings name, and what reads it."""
     variables, place = addresses.variables, addresses.place
     folder = place.env_file.parent if place.env_file else place.data
-    if folder is not None and (folder / WEB_CONFIG).exists():
+    if folder is not None and os.access(folder / WEB_CONFIG, os.F_OK):
         yield folder / WEB_CONFIG, _read_webhook_access
     if path := variables.get("GPUWARDEN_EXPORTER_WEB_CONFIG_FILE"):
         yield Path(path), WebConfig
     if path := variables.get("GPUWARDEN_REMEDIATOR_POLICY"):
         yield Path(path), PolicyFile
+    if path := variables.get(NOTIFY_FILE_ENV):
+        yield Path(path), read_notify_file
 
 
 def _read_webhook_access(path: Path) -> WebConfig:

@@ -1,7 +1,6 @@
 """`gpuwarden doctor` on a whole chain: everything works, and a broken link is the only one named."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -86,7 +85,9 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     except debian_packages.PartMissing as missing:
         pytest.skip(str(missing))
     work = tmp_path_factory.mktemp("doctor")
-    environment = {"XDG_STATE_HOME": str(work / "state"), "PATH": os.environ["PATH"]}
+    notify = work / "notify.toml"
+    notify.write_text('mail_server = "mailto://127.0.0.1:9?from=a@example.com"\nadministrators = ["b@example.com"]\n')
+    environment = {"XDG_STATE_HOME": str(work / "state"), "GPUWARDEN_REMEDIATOR_NOTIFY_FILE": str(notify)}
     plan = Plan(
         work=work / "data",
         host=HOST,
@@ -134,7 +135,8 @@ def _without_contact(text: str) -> str:
 def test_everything_works_and_the_command_finds_it(
     patient: Patient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", patient.environment["XDG_STATE_HOME"])
+    for name, value in patient.environment.items():
+        monkeypatch.setenv(name, value)
 
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()

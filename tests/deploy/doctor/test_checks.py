@@ -1,16 +1,19 @@
 """Decisions of `gpuwarden doctor`: routes, rules, files, disk, clock, dependencies and the printed page."""
 
 import os
+import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deploy.doctor import command
-from deploy.doctor.checks import exporter, host
+from deploy.doctor import command, facts
+from deploy.doctor.checks import alerts, databases, exporter, host
 from deploy.doctor.checks.prometheus import differences
 from deploy.doctor.facts import (
     Disk,
@@ -28,10 +31,16 @@ from deploy.doctor.facts import (
 )
 from deploy.doctor.finding import Finding, Unread, Verdict, failed, ok, warning
 from deploy.doctor.links import Link, diagnose
+from deploy.doctor.read import read
 from deploy.doctor.routes import integrations, receivers_of, webhook_urls
 from deploy.doctor.sources import addresses, local, settings
 from deploy.doctor.sources.http import seconds, shipped_rules
 from gpuwarden.cli.main import main
+from gpuwarden.db.errors import DatabaseError
+from gpuwarden.db.migrate import revisions
+from remediator.ledger.ledger import Ledger
+from remediator.ledger.notices import Unsent
+from remediator.ledger.schema import LEDGER
 
 NOT_READ = Unread(why="not read")
 FACTS = Facts(
@@ -137,7 +146,7 @@ def test_rules_of_this_version_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "verdict", "says"),
+    ("read_page", "verdict", "says"),
     [
         (exported(), Verdict.OK, "newest sample 1.0 s old"),
         (exported(age_s=30), Verdict.FAILED, "its newest sample is 30 s old"),
@@ -155,8 +164,8 @@ def test_rules_of_this_version_are_read() -> None:
         (replace(FACTS, exporter=Page(url="http://e", not_ready="no sample", samples=())), Verdict.FAILED, "no sample"),
     ],
 )
-def test_exporter_is_fresh_and_complete(facts: Facts, verdict: Verdict, says: str) -> None:
-    found = exporter.exporter(facts)
+def test_exporter_is_fresh_and_complete(read_page: Facts, verdict: Verdict, says: str) -> None:
+    found = exporter.exporter(read_page)
 
     assert found is not None
     assert found.verdict is verdict
@@ -167,7 +176,7 @@ WORKER = ("worker_info", {"worker": "w0", "container": "c"}, 1.0)
 
 
 @pytest.mark.parametrize(
-    ("facts", "verdict", "says"),
+    ("read_page", "verdict", "says"),
     [
         (exported(), Verdict.WARNING, "nothing is watched"),
         (exported(WORKER), Verdict.OK, "1 worker, 0 managed"),
@@ -181,8 +190,8 @@ WORKER = ("worker_info", {"worker": "w0", "container": "c"}, 1.0)
         (exported(("container_info", {"container": "s", "kind": "systemd"}, 1)), Verdict.OK, "0 workers, 1 managed"),
     ],
 )
-def test_opt_in_is_checked(facts: Facts, verdict: Verdict, says: str) -> None:
-    found = exporter.watched(facts)
+def test_opt_in_is_checked(read_page: Facts, verdict: Verdict, says: str) -> None:
+    found = exporter.watched(read_page)
 
     assert found is not None
     assert found.verdict is verdict
@@ -190,7 +199,7 @@ def test_opt_in_is_checked(facts: Facts, verdict: Verdict, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "verdict", "says"),
+    ("read_page", "verdict", "says"),
     [
         (exported(), Verdict.WARNING, "no GPU is seen"),
         (exported(("gpu_info", {"gpu": "GPU-0"}, 1)), Verdict.OK, "1 GPU, use attributed"),
@@ -204,8 +213,8 @@ def test_opt_in_is_checked(facts: Facts, verdict: Verdict, says: str) -> None:
         ),
     ],
 )
-def test_gpu_attribution_is_checked(facts: Facts, verdict: Verdict, says: str) -> None:
-    found = exporter.gpus(facts)
+def test_gpu_attribution_is_checked(read_page: Facts, verdict: Verdict, says: str) -> None:
+    found = exporter.gpus(read_page)
 
     assert found is not None
     assert found.verdict is verdict
@@ -321,6 +330,112 @@ def test_rights_of_other_users_are_read(open_folder: Path) -> None:
     assert rights["docker.sock"].missing
     open_folder.chmod(0o700)
     assert {each.others for each in local.read_files(found, token)} == {0}
+
+
+@contextmanager
+def as_other_user() -> Iterator[None]:
+    """Run as another user than root for some time."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+def test_parts_that_this_user_may_not_read_are_unknown(open_folder: Path) -> None:
+    found = installed(open_folder)
+    for name in ("run/host", "ledger.db"):
+        (open_folder / name).chmod(0o600)
+    (open_folder / "closed").mkdir(mode=0o700)
+    closed = {"GPUWARDEN_REMEDIATOR_NOTIFY_FILE": f"{open_folder}/closed/notify.toml"}
+    found = replace(
+        found,
+        queue=f"sqlite:///{open_folder}/closed/queue.db",
+        variables={**found.variables, **closed},
+        urls=dict.fromkeys(found.urls, "none"),
+    )
+
+    with as_other_user():
+        named = diagnose(read(found))
+
+    assert {name: each.verdict for name, each in named.items()} == {
+        "installation": Verdict.OK,
+        "settings": Verdict.UNKNOWN,
+        "host key": Verdict.UNKNOWN,
+        "permissions": Verdict.FAILED,  # Docker's socket is missing
+        "disk": Verdict.OK,
+        "ledger": Verdict.UNKNOWN,
+        "queue": Verdict.UNKNOWN,
+        "executor": Verdict.UNKNOWN,
+        "notifications": Verdict.UNKNOWN,
+    }
+    assert named["ledger"].says == f"could not look: this user may not read and write {open_folder}/ledger.db"
+    assert named["ledger"].fix == "run the command as root, or as the user of `gpuwarden up`"
+
+
+def test_tables_of_another_version_are_named(open_folder: Path) -> None:
+    found = installed(open_folder)
+    Ledger.open(str(found.ledger)).close()
+    assert isinstance(local.read_ledger(found, time.time), facts.Ledger)
+    with closing(sqlite3.connect(open_folder / "ledger.db")) as database, database:
+        database.execute("UPDATE gpuwarden_ledger_version SET version_num = ?", revisions(LEDGER)[-2:-1])
+
+    with pytest.raises(DatabaseError, match=r"another version"):
+        local.read_ledger(found, time.time)
+
+
+def arrived(at: float | None, *, started_at: float | None = None) -> Facts:
+    name = "gpuwarden_remediator_watchdog_timestamp_seconds"
+    samples = [] if at is None else [Sample(name=name, labels={}, value=at)]
+    sender = facts.Alertmanager(url="http://a", config={}, started_at=started_at)
+    return replace(FACTS, alertmanager=sender, webhook=Page(url="http://w", not_ready="", samples=samples))
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "says"),
+    [
+        (arrived(990.0), Verdict.OK, "arrived 10 s ago"),
+        (arrived(700.0), Verdict.FAILED, "the last one arrived 5 min ago"),
+        (arrived(None, started_at=995.0), Verdict.WARNING, "none has arrived yet: Alertmanager started 5 s ago"),
+        (arrived(None, started_at=500.0), Verdict.FAILED, "none has arrived since the webhook started"),
+        (arrived(None), Verdict.FAILED, "none has arrived since the webhook started"),
+    ],
+)
+def test_arrival_of_the_watchdog_alert_is_checked(found: Facts, verdict: Verdict, says: str) -> None:
+    finding = alerts.watchdog(found)
+
+    assert finding is not None
+    assert finding.verdict is verdict
+    assert says in finding.says
+
+
+def with_notices(unsent: Unsent, administrators: int | None) -> Facts:
+    known = on_host(settings=Settings(checked=(), administrators=administrators))
+    return replace(known, ledger=facts.Ledger(now_s=10_000.0, executors=(), unsent=unsent))
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "says"),
+    [
+        (with_notices(Unsent(waiting=0, oldest_at=None, failing_since=None), 2), Verdict.OK, "2 administrators"),
+        (with_notices(Unsent(waiting=0, oldest_at=None, failing_since=None), 0), Verdict.WARNING, "no administrator"),
+        (with_notices(Unsent(waiting=0, oldest_at=None, failing_since=None), None), Verdict.WARNING, "NOTIFY_FILE"),
+        (
+            with_notices(Unsent(waiting=1, oldest_at=0.0, failing_since=9_000.0, failing=((None, "refused"),)), 1),
+            Verdict.FAILED,
+            "messages fail for 16 min 40 s: refused",
+        ),
+        (with_notices(Unsent(waiting=3, oldest_at=0.0, failing_since=None), None), Verdict.FAILED, "3 notices not"),
+    ],
+)
+def test_notifications_are_checked(found: Facts, verdict: Verdict, says: str) -> None:
+    finding = databases.notifications(found)
+
+    assert finding is not None
+    assert finding.verdict is verdict
+    assert says in f"{finding.says}; {finding.fix}"
 
 
 def test_settings_are_checked_as_the_services_check_them(open_folder: Path) -> None:
