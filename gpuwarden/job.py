@@ -311,6 +311,7 @@ class Condition(StrEnum):
     HOST_LOST = "host_lost"
     VRAM = "vram"
     ITEMS = "items"
+    GPU_FAULTY = "gpu_faulty"
 
     @property
     def exit_code(self) -> int:

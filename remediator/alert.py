@@ -62,6 +62,8 @@ def subject(labels: Mapping[str, str]) -> tuple[Subject, str]:
     """
     if labels.get("condition") == Condition.ITEMS:
         return Subject.RUN, labels.get("run", "")
+    if labels.get("condition") == Condition.GPU_FAULTY:
+        return Subject.GPU, labels.get("gpu", "")
     if worker := labels.get("worker"):
         return Subject.WORKER, worker
     if container := labels.get("container"):
@@ -101,6 +103,8 @@ def admit(
         return _admit_host(alert, remedy)
     elif remedies[remedy].subject is Subject.RUN:
         return _admit_run(alert, remedy)
+    elif remedies[remedy].subject is Subject.GPU:
+        return _admit_gpu(alert, remedy)
     elif remedies[remedy].subject is not Subject.WORKER:
         return _admit_container(alert, remedy)
     elif not is_text(labels.get("worker", "")):
@@ -140,6 +144,15 @@ def _admit_run(alert: Alert, remedy: str) -> Refusal | None:
         return None
     message = f"remedy {remedy} needs the labels `run` and `worker`, 1 to {NAME_MAX} printable characters"
     return Refusal(reason=Reason.NO_RUN, message=message, fingerprint=alert.fingerprint, labels=labels)
+
+
+def _admit_gpu(alert: Alert, remedy: str) -> Refusal | None:
+
+    labels = alert.labels
+    if is_text(labels.get("gpu", "")):
+        return None
+    message = f"remedy {remedy} needs the label `gpu`, 1 to {NAME_MAX} printable characters"
+    return Refusal(reason=Reason.NO_GPU, message=message, fingerprint=alert.fingerprint, labels=labels)
 
 
 def _admit_host(alert: Alert, remedy: str) -> Refusal | None:

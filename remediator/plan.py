@@ -23,6 +23,7 @@ class Subject(StrEnum):
     HOST = "host"
     TENANT = "tenant"
     RUN = "run"
+    GPU = "gpu"
 
 
 class Kind(StrEnum):
@@ -89,7 +90,7 @@ class Episode:
     """One failure, from alert to outcome.
 
     Args:
-        worker: name of the target: worker, container, host or run.
+        worker: name of the target: worker, container, host, run or GPU.
         conditions: of the firing alerts.
         incarnation: of the worker, or of the container; `None` for a host or run.
         fingerprints: Alertmanager's ids of the firing alerts.
@@ -203,6 +204,35 @@ class RunFacts:
     done: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeFacts:
+    """The Kubernetes node of a faulty GPU.
+
+    Args:
+        fault: why the GPU is faulty now; "" if it shows no fault.
+        fatal: whether only a reset ends the fault.
+        doubt: why a GPU without a fault does not count as working; "" if it does.
+        works_for_s: time the GPU has been listed without a fault.
+        tainted: the node has the taint.
+        begun: this episode has decided to set it.
+        set_here: this episode has set it.
+        others: GPUs of the node whose open episodes decided the same.
+        tainted_nodes: number of other nodes with such an episode.
+        nodes: number of nodes with an executor.
+    """
+
+    fault: str = ""
+    fatal: bool = False
+    doubt: str = ""
+    works_for_s: float = 0.0
+    tainted: bool = False
+    begun: bool = False
+    set_here: bool = False
+    others: tuple[str, ...] = ()
+    tainted_nodes: int = 0
+    nodes: int = 1
+
+
 class Unconfirmed(StrEnum):
     """What to do with a fenced job whose process exit is unconfirmed after the timeout."""
 
@@ -263,6 +293,7 @@ class Facts:
     successor: ContainerState | None = None
     host: HostFacts | None = None
     run: RunFacts | None = None
+    node: NodeFacts | None = None
     worker_ended: bool = False
     free_for_s: float = 0.0
     settle_for_s: float = 0.0
@@ -408,6 +439,18 @@ class Return(Step):
     """Mark these lost jobs running again, for one lease."""
 
     jobs: tuple[HeldJob, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taint(Step):
+    """Taint the node of the faulty GPU. `fatal`: only a reset ends the fault."""
+
+    fatal: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untaint(Step):
+    """Remove that taint."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -225,6 +225,33 @@ class Reason(Code):
         "Restore the host, or give a job up: `gpuwarden job cancel`.",
     )
 
+    # A GPU of a Kubernetes node is faulty
+    NODE_TAINTED = (
+        "node_tainted",
+        "the node is tainted for a faulty GPU",
+        "Repair the GPU, or run `gpuwarden gpu release GPU` or `gpuwarden seats untaint NODE`.",
+    )
+    TAINT_REMOVED = (
+        "taint_removed",
+        "a person removed the taint while the GPU is faulty",
+        "Nothing: it is not set again while this alert fires.",
+    )
+    TAINTED_ALREADY = (
+        "tainted_already",
+        "the node has the taint, and gpuwarden did not set it",
+        "Nothing, or remove it: `gpuwarden seats untaint NODE`.",
+    )
+    MANY_TAINTED = (
+        "many_tainted",
+        "as many nodes as `--breaker-targets` and `--breaker-share` allow are tainted",
+        "Look for the common cause.",
+    )
+    NODE_UNKNOWN = (
+        "node_unknown",
+        "the node, its GPU or its quarantine cannot be read",
+        "Check `--node-name`, the Kubernetes API, the exporter and the queue.",
+    )
+
     # Items of a run fail
     NO_RUN = (
         "no_run",
@@ -274,6 +301,7 @@ class Reason(Code):
         "the remedy is for whole hosts; the alert names a worker or a container",
         "Correct the rule.",
     )
+    NO_GPU = "no_gpu", "the remedy needs the label `gpu`", "Correct the rule."
     UNKNOWN_TARGET = (
         "unknown_target",
         "exporter and queue do not know the target, and many such episodes are open",

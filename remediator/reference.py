@@ -46,6 +46,7 @@ REASONS: Final = {
     Reason.UNCONFIRMED: "Evidence and target",
     Reason.QUEUE_UNREACHABLE: "Restart",
     Reason.EXECUTOR_ALIVE: "Lost hosts",
+    Reason.NODE_TAINTED: "Faulty GPUs of a Kubernetes node",
     Reason.NO_RUN: "Failing items of a run",
     Reason.MALFORMED: "Refused alerts",
 }
@@ -69,7 +70,7 @@ METRICS: Final = {
 }
 QUEUE: Final = {
     "Runs": r"_runs?_",
-    "Workers and GPUs": r"_(workers|worker_info|worker_locked_info|workers_busy|gpus_quarantined)$",
+    "Workers and GPUs": r"_(workers|worker_info|worker_locked_info|workers_busy|gpus_quarantined|quarantined_info)$",
     "Jobs": r"^gpuwarden_queue_(jobs?_|jobs$|oldest|retries|wait)",
     "Queue": r"^gpuwarden_queue_",
 }

@@ -32,6 +32,7 @@ STORAGES: Final = MappingProxyType({"sqlite": "one-node", "postgres": "postgres"
 OPTIONS: Final = MappingProxyType(
     {
         "admission": "{{- if .Values.admission.enabled }}",
+        "taint": "{{- if .Values.taint.enabled }}",
         "evict": "{{- range $space := .Values.evict.namespaces }}",
         "operator": "{{- if .Values.operator.enabled }}",
     }

@@ -236,7 +236,7 @@ class Exporter:
         self._losses = GpuLossTracker(gap_max_s=thresholds.gap_max_s)
         self._returns = VramReclaimTracker(bound_s=thresholds.vram_return_s, gap_max_s=thresholds.gap_max_s)
 
-    def sample(self, second: int, now: Stamp) -> None:
+    def sample(self, second: int, now: Stamp, *, is_node: bool = False) -> None:
         """Sample the host at this second."""
         losses, gpus = self._losses.observe(self._driver.readings(second), now_s=now.boottime_s)
         if gpus == self._gpus:
@@ -281,7 +281,7 @@ class Exporter:
             containers=tuple(found.values()), sources=tuple(self._sources(gpus, now)), thresholds=self._thresholds,
             ended=tuple(ended.values()), dead_s=dead_s, cpu_idle_s=cpu_idle_s,
             servers=tuple(self._servers.sample(running, second, now)),
-            gpu_lost_s=losses.seconds, lost_gpus=losses.named,
+            gpu_lost_s=losses.seconds, lost_gpus=losses.named, advertised_bytes=0 if is_node else None,
             drivers=self._driver.health(second), worker_evidence=self._containers.by_worker,
             reclaiming_bytes=self._returns.observe(gpus, now_s=now.boottime_s),
         )  # fmt: skip

@@ -36,7 +36,7 @@ BEFORE_S: Final = int(WORK_WINDOW_S + Thresholds.gap_max_s)
 """The host is sampled each second from this long before a change, for the averages over a window."""
 AFTERWARDS_S: Final = int(30 + WORK_WINDOW_S + Thresholds.gap_max_s)
 """And until this long after a change, when the evidence is steady again."""
-SCRAPED: Final = ("watched", "clock set", "rebooted")
+SCRAPED: Final = ("watched", "node", "clock set", "rebooted")
 """Hosts whose scrapes succeed."""
 LOOK_S: Final = 5
 BLIND: Final = ("unwatched", "frozen", "asleep")
@@ -96,7 +96,7 @@ class Host:
             self._driver.booted_s = second
         self._boots = boots
         if state not in BLIND:
-            self._exporter.sample(second, now)
+            self._exporter.sample(second, now, is_node=state == "node")
 
     def needs_sample(self, second: int) -> bool:
         """Whether a sample at this second can change a series other than by the time that passed."""

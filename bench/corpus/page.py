@@ -63,6 +63,10 @@ DUE: Final[Mapping[Condition, tuple[str, str]]] = {
         "a host is silent, while at least as many hosts are heard as are silent",
         "180 s after the gateway last heard it",
     ),
+    Condition.GPU_FAULTY: (
+        "a GPU of a Kubernetes node is lost, in quarantine, or had a fatal XID",
+        "at once; a lost one after 60 s",
+    ),
     Condition.ITEMS: ("a worker fails items of a run and completed none", "at its sixth failure"),
 }
 """What each condition is, and when its verdict is due."""

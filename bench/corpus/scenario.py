@@ -155,6 +155,7 @@ INSTANCE_STATES: Final = ("works", "vanished", "unlisted", "holds on")
 
 HOST_STATES: Final[Mapping[str, str]] = {
     "watched": "exporter and scrapes work",
+    "node": "the same, and it is a node of Kubernetes",
     "unscraped": "scrapes fail",
     "unwatched": "the exporter is down",
     "frozen": "the exporter is stopped and takes no samples",
@@ -174,6 +175,7 @@ REMEDIES: Final = {
     "restart_container": "container",
     "recycle_container": "container",
     "hold_lost_host": "host",
+    "taint_node": "gpu",
     "wrangle": "worker",
 }
 """Remedies, with the label of their target."""

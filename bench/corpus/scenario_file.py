@@ -242,7 +242,7 @@ def _scenario(reader: _Reader) -> Scenario:
         inner = reader.mapping("hosts")
         hosts = {host: inner.timeline(host, HOST_STATES) for host in inner}
     prometheus = reader.timeline("prometheus", PROMETHEUS_STATES) if "prometheus" in reader else ()
-    verdicts = tuple(_verdicts(reader, _remedy_targets(programs)))
+    verdicts = tuple(_verdicts(reader, _remedy_targets(programs, gpus)))
     notices = tuple(_notices(reader, _notice_targets(programs, gpus)))
     scrape_s = reader.time("scrape", 15)
     evaluate_s = reader.time("evaluate", 30)
@@ -420,12 +420,13 @@ _PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
 """Parsers of the parts of `Doing`."""
 
 
-def _remedy_targets(programs: Sequence[Program]) -> Mapping[str, tuple[str, set[str]]]:
+def _remedy_targets(programs: Sequence[Program], gpus: Mapping[str, GpuHealths]) -> Mapping[str, tuple[str, set[str]]]:
     """Kind and names of each remedy's possible targets."""
     kinds = {remedy: label for remedy, label in REMEDIES.items() if label != "container"}
     kinds |= {"restart_container": "server", "recycle_container": "tenant"}
     names = {kind: {each.name for each in programs if each.kind == kind} for kind in ("worker", "server", "tenant")}
     names["host"] = {each.host for each in programs}
+    names["gpu"] = _notice_targets(programs, gpus)["gpu"]
     return {remedy: (kind, names[kind]) for remedy, kind in kinds.items()}
 
 

@@ -1,7 +1,7 @@
 """Client of this host's exporter: the current evidence about a worker or a container, checked before any action."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -28,6 +28,15 @@ _GPU_SOURCES: Final = frozenset({"source_gpu", "source_drm"})
 _FAILED: Final = ("gpuwarden_collector_success", 0.0)
 
 _WATCHED: Final = frozenset({"gpuwarden_worker_alive", "gpuwarden_server_info", "gpuwarden_container_recyclable"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuHealth:
+    """A GPU as the exporter shows it now. `xids` are the fatal ones since the exporter started."""
+
+    listed: bool
+    lost_s: float
+    xids: tuple[str, ...]
 
 
 class WorkerUnseenError(ExporterError):
@@ -74,7 +83,7 @@ class ExporterClient:
             for sample in samples
             if sample.name in _WATCHED and sample.value == 1
         }
-        names = {sample.labels.get(name, "") for sample in samples for name in ("worker", "container")}
+        names = {sample.labels.get(name, "") for sample in samples for name in ("worker", "container", "gpu")}
         return Targets(containers=len(watched), names=frozenset(names - {""}))
 
     def gpu_sizes(self) -> dict[str, int | None]:
@@ -87,7 +96,9 @@ class ExporterClient:
         """
         sizes: dict[str, int | None] = {}
         lost, split = set(), set()
-        for sample in self._samples():
+        samples = self._samples()
+        self._check_listed(samples)
+        for sample in samples:
             gpu = sample.labels.get("gpu", "")
             if sample.name == "gpuwarden_gpu_info":
                 sizes.setdefault(gpu, None)
@@ -97,9 +108,29 @@ class ExporterClient:
                 sizes[gpu] = int(sample.value)
             elif sample.name == "gpuwarden_gpu_lost_seconds" and sample.value > 0:
                 lost.add(gpu)
-            elif sample.labels.get("collector") in _GPU_SOURCES and (sample.name, sample.value) == _FAILED:
-                raise ExporterError(f"the exporter at {self._url} cannot list the GPUs: see its log")
         return {gpu: None if gpu in lost else sizes.get(gpu) for gpu in (sizes.keys() - split) | lost}
+
+    def gpu_health(self, gpu: str) -> GpuHealth:
+        """The faults of one GPU.
+
+        Raises:
+            ExporterError: no usable answer, or the GPUs cannot be listed.
+        """
+        samples = self._samples()
+        self._check_listed(samples)
+        fatal = {each.labels["xid"] for each in samples if each.name == "gpuwarden_gpu_xid_fatal_info"}
+        its = [each for each in samples if each.labels.get("gpu") == gpu]
+        xids = {each.labels["xid"] for each in its if each.name == "gpuwarden_gpu_xid_errors_total" and each.value > 0}
+        return GpuHealth(
+            listed=any(each.name == "gpuwarden_gpu_info" for each in its),
+            lost_s=next((each.value for each in its if each.name == "gpuwarden_gpu_lost_seconds"), 0.0),
+            xids=tuple(sorted(xids & fatal, key=int)),
+        )
+
+    def _check_listed(self, samples: Sequence[Sample]) -> None:
+        for each in samples:
+            if each.labels.get("collector") in _GPU_SOURCES and (each.name, each.value) == _FAILED:
+                raise ExporterError(f"the exporter at {self._url} cannot list the GPUs: see its log")
 
     def worker_evidence(self, worker: str, *, host: str) -> WorkerFacts:
         """Return the evidence about one worker of this host.

@@ -52,6 +52,9 @@ class Queue(Protocol):
     def quarantine(self, gpus: Sequence[str], *, host: str, worker: str, reason: str, now: float) -> None:
         """Quarantine GPUs and their worker."""
 
+    def quarantine_reason(self, gpu: str, *, host: str) -> str | None:
+        """Why a GPU of a host is in quarantine; `None` if it is not."""
+
     def jobs_on(self, host: str, *, now: float) -> tuple[HeldJob, ...]:
         """List the running and lost jobs of a host."""
 

@@ -104,6 +104,11 @@ class BuiltinQueue:
         """See `Queue`."""
         self._store.gpu_quarantine.quarantine(gpus, host=host, worker=worker, reason=reason, now=now)
 
+    def quarantine_reason(self, gpu: str, *, host: str) -> str | None:
+        """See `Queue`."""
+        found = self._store.gpu_quarantine.quarantined()
+        return next((each.reason for each in found if (each.gpu, each.host) == (gpu, host)), None)
+
     def jobs_on(self, host: str, *, now: float) -> tuple[HeldJob, ...]:
         """See `Queue`. A heartbeat in the future counts as now."""
         return tuple(

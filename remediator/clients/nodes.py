@@ -1,4 +1,4 @@
-"""Kubernetes nodes: the seats that they advertise, and the budgets of their pods."""
+"""Kubernetes nodes: the seats that they advertise, their taint for a faulty GPU, and the budgets of their pods."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +18,9 @@ ANSWER_S: Final = 10.0
 """Longest time without a byte from the API, seconds."""
 
 _RAW: Final[Mapping[str, Any]] = {"_preload_content": False}
+
+TAINT: Final[Mapping[str, str]] = {"key": "gpuwarden/gpu-faulty", "effect": "NoSchedule"}
+"""The taint of a node with a faulty GPU."""
 
 _ENDED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 
@@ -74,6 +77,32 @@ class Nodes:
             answer = self._core.patch_node_status(name, body, _content_type="application/merge-patch+json", **_RAW)
             return parse_node(read_json(answer), self._resource)
 
+    def is_tainted(self, name: str) -> bool:
+        """Whether a node has the taint of faulty GPUs."""
+        with _request(f"read node {name}"):
+            return any(map(_is_ours, _taints(read_json(self._core.read_node(name, **_RAW)))))
+
+    def set_taint(self, name: str, *, tainted: bool) -> bool:
+        """Set or remove that taint; other taints stay. Returns whether the node had it before."""
+        with _request(f"read node {name}"):
+            found = read_json(self._core.read_node(name, **_RAW))
+            before = _taints(found)
+            version = found["metadata"]["resourceVersion"]
+        others = [each for each in before if not _is_ours(each)]
+        had = len(others) < len(before)
+        if had != tainted:
+            after = [*others, TAINT] if tainted else others or None
+            body = {"metadata": {"resourceVersion": version}, "spec": {"taints": after}}
+            with _request(f"patch the taints of node {name}"):
+                read_json(self._core.patch_node(name, body, _content_type="application/merge-patch+json", **_RAW))
+        return had
+
+    def list_tainted(self) -> list[str]:
+        """Names of the nodes with that taint."""
+        with _request("list nodes"):
+            items = read_json(self._core.list_node(**_RAW))["items"]
+            return [each["metadata"]["name"] for each in items if any(map(_is_ours, _taints(each)))]
+
     def wait_for_change(self, node: Node, *, wait_s: int) -> None:
         """Return when the node shows other seats or labels, when it is gone or new, or after `wait_s`."""
         since = {"resource_version": node.version} if node.version else {}
@@ -103,6 +132,14 @@ class Nodes:
             if error.status == HTTPStatus.NOT_FOUND:
                 return None
             raise
+
+
+def _taints(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return list((node.get("spec") or {}).get("taints") or ())
+
+
+def _is_ours(taint: Mapping[str, Any]) -> bool:
+    return (taint["key"], taint["effect"]) == (TAINT["key"], TAINT["effect"])
 
 
 def parse_node(found: Mapping[str, Any], resource: str) -> Node:

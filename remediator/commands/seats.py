@@ -118,6 +118,15 @@ def _remove(nodes: "Nodes", wanted: argparse.Namespace) -> int:
     return 0
 
 
+def _untaint(nodes: "Nodes", wanted: argparse.Namespace) -> int:
+    if bool(wanted.nodes) == wanted.all:
+        raise GpuwardenError("give the names of nodes, or --all")
+    for name in wanted.nodes or nodes.list_tainted():
+        had = nodes.set_taint(name, tainted=False)
+        show(f"{name} may get new pods: its taint is removed" if had else f"{name} had no taint of a faulty GPU")
+    return 0
+
+
 def _advertised_again(nodes: "Nodes", removed: Sequence[Node]) -> list[str]:
     until_s = time.monotonic() + COMES_BACK_S
     back: list[str] = []
@@ -245,7 +254,9 @@ def _parser() -> argparse.ArgumentParser:
             help="labels of nodes with a GPU, with commas; one suffices (default: %(default)s)",
         )
     removing = _add_act(acts, "remove", _remove, "remove the seats of nodes; pods that hold some run on")
-    removing.add_argument("--all", action="store_true", help="all nodes")
+    untainting = _add_act(acts, "untaint", _untaint, "remove the taint that a faulty GPU gave to nodes")
+    for act in (removing, untainting):
+        act.add_argument("--all", action="store_true", help="all nodes")
     return parser
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -30,6 +30,7 @@ from remediator.executor.housekeeping import Housekeeping
 from remediator.executor.known_targets import KnownTargets
 from remediator.executor.limits import RemedyLimits
 from remediator.executor.lock import ExecutorLock
+from remediator.executor.node_taint import NodeTaint
 from remediator.executor.pace import Pace
 from remediator.executor.perform import Performer
 from remediator.executor.process_episode import EpisodeProcessor
@@ -40,6 +41,9 @@ from remediator.ledger.ledger import Ledger
 from remediator.plan import Episode, Limits, Subject
 from remediator.remedies.guards import SafetyLimits
 from remediator.settings.policy_file import PolicyFile
+
+if TYPE_CHECKING:
+    from remediator.clients.nodes import Nodes
 
 log: Final = structlog.get_logger("executor")
 
@@ -69,6 +73,9 @@ class Clients:
 
     silences: Silences | None = None
     """`None`: silences are not checked."""
+
+    node: "tuple[Nodes, str] | None" = None
+    """The Kubernetes API and this host's node; `None` outside of Kubernetes."""
 
     policy: PolicyFile | None = None
     """`None`: the settings apply to every remedy."""
@@ -162,6 +169,15 @@ class Executor:
             waits=waits,
             clock=self.clock,
             stop_grace_s=settings.stop_grace_s,
+            pause=self._pause,
+        )
+        facts.node_taint = performer.node_taint = NodeTaint(
+            clients.node,
+            ledger=ledger,
+            exporter=clients.exporter,
+            queue=clients.queue,
+            limits=limits,
+            timers=timers,
             pause=self._pause,
         )
         hold = Hold(ledger, host=host, limits=limits)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from gpuwarden.errors import GpuwardenError
@@ -18,10 +19,22 @@ from remediator.executor import signal_worker
 from remediator.executor.clock import SuspendAwareClock
 from remediator.executor.hosts import HostLiveness
 from remediator.executor.limits import RemedyLimits
+from remediator.executor.node_taint import NodeTaint
 from remediator.executor.perform import LOSE
 from remediator.executor.timers import Timers
 from remediator.ledger.ledger import Ledger
-from remediator.plan import ContainerState, Episode, Facts, HostFacts, JobFacts, Limits, RunFacts, Stage, Subject
+from remediator.plan import (
+    ContainerState,
+    Episode,
+    Facts,
+    HostFacts,
+    JobFacts,
+    Limits,
+    NodeFacts,
+    RunFacts,
+    Stage,
+    Subject,
+)
 from remediator.remedies.guards import Orders
 from remediator.remedies.restart import SEEN_DEAD
 
@@ -57,6 +70,7 @@ class FactsReader:
         self._timers = timers
         self._liveness = liveness
         self._clock = clock
+        self.node_taint: NodeTaint | None = None
         self.orders: Orders | None = None
         """The orders of this round, for episodes without an intent. A begin reads them again."""
 
@@ -143,6 +157,20 @@ class FactsReader:
         armed = all(orders.armed(host=each, remedy=episode.remedy) for each in (self._host, episode.host))
         return self._without_container(episode, armed=armed, unknown=unknown, host=host)
 
+    def of_gpu(self, episode: Episode) -> Facts:
+        """Facts of a faulty GPU and its Kubernetes node."""
+        timers, now_s, unknown, node = self._timers.of(episode.episode_id), self._clock.now_s(), "", None
+        try:
+            node = None if self.node_taint is None else self.node_taint.facts(episode)
+        except GpuwardenError as error:
+            unknown = str(error)
+        if node is None or node.fault or node.doubt:
+            timers.works_since_s = None
+        else:
+            timers.works_since_s = now_s if timers.works_since_s is None else timers.works_since_s
+            node = replace(node, works_for_s=now_s - self._clock.since(timers.works_since_s, now_s))
+        return self._without_container(episode, armed=self._armed(episode), unknown=unknown, node=node)
+
     def _without_container(
         self,
         episode: Episode,
@@ -151,6 +179,7 @@ class FactsReader:
         unknown: str,
         run: RunFacts | None = None,
         host: HostFacts | None = None,
+        node: NodeFacts | None = None,
     ) -> Facts:
         """Facts of a target that only the queue knows: a run, or the jobs of a host."""
         return Facts(
@@ -164,6 +193,7 @@ class FactsReader:
             job_known=(run or host) is not None,
             run=run,
             host=host,
+            node=node,
             unknown=unknown,
         )
 

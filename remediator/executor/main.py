@@ -37,6 +37,7 @@ from remediator.settings.policy_file import PolicyFile
 from remediator.settings.settings import ExecuteSettings
 
 if TYPE_CHECKING:
+    from remediator.clients.nodes import Nodes
     from remediator.executor.seats import SeatKeeper
 
 log: Final = structlog.get_logger("remediator")
@@ -83,6 +84,7 @@ def execute(settings: ExecuteSettings) -> None:
             actuators=actuators,
             capture_runner=_capture_runner(settings, curves),
             silences=silences,
+            node=_node(settings),
             policy=None if settings.policy is None else PolicyFile(settings.policy),
         )
         executor = Executor(ledger, host=host, clients=clients, settings=_loop_settings(settings), lock=lock)
@@ -143,6 +145,15 @@ def _seat_keeper(settings: ExecuteSettings, exporter: ExporterClient, lock: Exec
         ),
         may_act=lambda: acts and not lock.lost,
     )
+
+
+def _node(settings: ExecuteSettings) -> "tuple[Nodes, str] | None":
+    if not settings.node_name:
+        return None
+    api = kube_api.connect()
+    from remediator.clients.nodes import Nodes  # noqa: PLC0415 - slow to import
+
+    return Nodes(api, settings.budget_resource), settings.node_name
 
 
 def _pods(settings: ExecuteSettings) -> Actuator:

@@ -15,6 +15,7 @@ from remediator.clients.job_queue import Queue
 from remediator.executor import signal_worker
 from remediator.executor.clock import SuspendAwareClock
 from remediator.executor.limits import RemedyLimits
+from remediator.executor.node_taint import NodeTaint
 from remediator.executor.timers import Timers
 from remediator.executor.waits import WaitRecorder
 from remediator.ledger.ledger import Ledger
@@ -59,6 +60,7 @@ class Performer:
         self._clock = clock
         self._stop_grace_s = stop_grace_s
         self._pause = pause
+        self.node_taint: NodeTaint | None = None
 
     def perform(self, episode: Episode, step: plan.Step) -> None:
         """Perform one step. It makes no decision; the caller reads the facts again."""
@@ -66,6 +68,9 @@ class Performer:
             self._move_jobs(episode, step)
         elif isinstance(step, plan.Wrangle):
             self._perform_run_action(episode, step)
+        elif isinstance(step, plan.Taint | plan.Untaint):
+            if self.node_taint is not None:
+                self.node_taint.apply(episode, step)
         else:
             self._perform_step(episode, step)
 

@@ -67,6 +67,7 @@ class EpisodeProcessor:
             Subject.SERVER: container,
             Subject.TENANT: container,
             Subject.HOST: Pipeline(read=facts.of_host, stages=stages, steps_max=1),
+            Subject.GPU: Pipeline(read=facts.of_gpu, stages=stages, steps_max=2),
             Subject.RUN: Pipeline(
                 read=facts.of_run, stages=stages, steps_max=1, holds=hold.before_counting, reread=True
             ),

@@ -12,6 +12,9 @@ class EpisodeTimers:
 
     stages_since_s: dict[Kind, tuple[int, Stage, float]] = field(default_factory=dict)
     quiet_since_s: float | None = None
+    works_since_s: float | None = None
+    """Since when the GPU of the episode has been listed without a fault."""
+
     runs_since_s: tuple[str, float] | None = None
     """The running incarnation of the container, and when it was first seen running."""
     stuck_since_s: float | None = None

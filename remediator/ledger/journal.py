@@ -1,7 +1,7 @@
 """The journal: one entry for each observation, decision and action."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Row, and_, bindparam, insert, or_, select, update
 
@@ -51,15 +51,45 @@ class Entry:
         return self.step if more is None else f"{self.step}: {more}"
 
 
+class TaintEntry(NamedTuple):
+    """A decided or done taint of an open episode. `worker` is its GPU, `state` is `fatal` if only a reset ends it."""
+
+    episode_id: int
+    host: str
+    worker: str
+    act: str
+    state: str | None
+    at: float
+
+
+TAINT: Final = "taint"
+"""Journal name of the step that taints a node."""
+
+_TAINTS: Final = (
+    select(EPISODES.c.episode_id, EPISODES.c.host, EPISODES.c.worker, JOURNAL.c.act, JOURNAL.c.state, JOURNAL.c.at)
+    .join(JOURNAL, JOURNAL.c.episode_id == EPISODES.c.episode_id)
+    .where(EPISODES.c.closed_at.is_(None), EPISODES.c.remedy == "taint_node")
+    .where(JOURNAL.c.step == TAINT, JOURNAL.c.act.in_(("decided", "did")))
+    .order_by(JOURNAL.c.entry_id)
+)
+
+
 class Journal(LedgerPart):
     """The journal: one entry for each observation, decision and action."""
 
-    def record(self, episode_id: int, act: str, step: str, message: str, *, now: float) -> None:
+    def record(
+        self, episode_id: int, act: str, step: str, message: str, *, now: float, state: str | None = None
+    ) -> None:
         """Add an entry."""
         delta = CounterDelta()
         with writing(self._engine) as connection:
-            write(connection, self._host, episode_id, act, step, message, now, delta)
+            write(connection, self._host, episode_id, act, step, message, now, delta, state=state)
             delta.save(connection)
+
+    def taints(self) -> list[TaintEntry]:
+        """What open episodes recorded about taints, oldest first."""
+        with reading(self._engine) as connection:
+            return [TaintEntry(*row) for row in connection.execute(_TAINTS)]
 
     def record_once_per(self, episode_id: int, step: str, message: str, *, now: float, for_s: float) -> bool:
         """Record a decision that any host may carry out, unless another host did within `for_s` seconds.

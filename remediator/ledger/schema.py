@@ -37,7 +37,7 @@ EPISODES = Table(
     Column("remedy", String, nullable=False),
     Column("condition", String, nullable=False),
     Column("host", String, nullable=False),
-    Column("subject", String, nullable=False, server_default="worker"),  # worker | server | tenant | host
+    Column("subject", String, nullable=False, server_default="worker"),  # of remediator.plan.Subject
     Column("worker", String, nullable=False),  # the target's name
     Column("incarnation", String),  # incarnation of the worker or container
     Column("job_id", ID),

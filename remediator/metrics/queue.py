@@ -82,8 +82,15 @@ _Counted: TypeAlias = tuple[float, float, Count]
 """Start and end of a count, monotonic clock seconds, and its result."""
 
 
-_Seen: TypeAlias = tuple[QueueSnapshot, Sequence[tuple[str, str]]]
-"""A queue snapshot, and this host's workers as (queue, worker)."""
+@dataclass(frozen=True)
+class Here:
+    """What the queue has of this host: workers as (queue, worker), and GPUs in quarantine."""
+
+    workers: Sequence[tuple[str, str]]
+    gpus: Sequence[str] = ()
+
+
+_Seen: TypeAlias = tuple[QueueSnapshot, Here]
 
 
 _UNREAD: Final = "the queue cannot be read"
@@ -190,6 +197,12 @@ SERIES: Final = Catalogue(
         absent=_NO_COUNT,
     ),
     Series("gpuwarden_queue_gpus_quarantined", "Quarantined GPUs.", absent=_UNREAD),
+    Series(
+        "gpuwarden_queue_host_gpu_quarantined_info",
+        "A quarantined GPU of this host.",
+        labels=("gpu",),
+        absent=f"{_UNREAD}, or the GPU is not in quarantine",
+    ),
     Series(
         "gpuwarden_queue_consumer_lag_events",
         "Events that a consumer has not acknowledged.",
@@ -323,7 +336,9 @@ class QueueCollector(Collector):
             self._store = self._opened()
         store, now = self._store, self._store.now()
         self._outcomes.take(store, now_s=time.monotonic())
-        return store.counts.snapshot(now=now), store.counts.of_host(self._host, now=now)
+        gpus = {each.gpu for each in store.gpu_quarantine.quarantined() if each.host == self._host}
+        here = Here(store.counts.of_host(self._host, now=now), sorted(gpus))
+        return store.counts.snapshot(now=now), here
 
     def _count(self) -> tuple[float, Count] | None:
         """The newest count and its age, seconds. Starts another, unless one is running."""
@@ -347,9 +362,7 @@ class QueueCollector(Collector):
         age_s = time.monotonic() - begun_s
         return None if age_s > COUNT_AGE_MAX_S else (age_s, found)
 
-    def _families(
-        self, snapshot: QueueSnapshot, here: Sequence[tuple[str, str]], counted: tuple[float, Count] | None
-    ) -> Iterator[Metric]:
+    def _families(self, snapshot: QueueSnapshot, here: Here, counted: tuple[float, Count] | None) -> Iterator[Metric]:
         self._queues |= {*(queue for queue, _ in snapshot.at_work), *snapshot.workers, *snapshot.retries}
         if counted is not None:
             self._queues |= set(counted[1].waiting)
@@ -361,7 +374,7 @@ class QueueCollector(Collector):
             for state, count in counts.by_state.items():
                 workers.add_metric((queue, state), count)
         its = SERIES.gauge("gpuwarden_queue_host_worker_info")
-        for names in here:
+        for names in here.workers:
             its.add_metric(names, 1.0)
         yield from (workers, busy, its)
         retries = SERIES.counter("gpuwarden_queue_retries_total")
@@ -380,6 +393,10 @@ class QueueCollector(Collector):
         yield from self._ended()
         quarantined = SERIES.gauge("gpuwarden_queue_gpus_quarantined")
         quarantined.add_metric((), snapshot.quarantined)
+        its_gpus = SERIES.gauge("gpuwarden_queue_host_gpu_quarantined_info")
+        for gpu in here.gpus:
+            its_gpus.add_metric((gpu,), 1.0)
+        yield its_gpus
         lag = SERIES.gauge("gpuwarden_queue_consumer_lag_events")
         for consumer, count in sorted(snapshot.lags.items()):
             lag.add_metric((consumer,), count)

@@ -10,7 +10,14 @@ from typing import Final
 
 from gpuwarden.job import Condition
 from remediator.plan import Facts, Step, Subject
-from remediator.remedies import hold_lost_host, recycle_container, restart_container, restart_worker, wrangle
+from remediator.remedies import (
+    hold_lost_host,
+    recycle_container,
+    restart_container,
+    restart_worker,
+    taint_node,
+    wrangle,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,5 +42,6 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
         conditions=recycle_container.CONFIRMABLE,
         subject=Subject.TENANT,
     ),
+    "taint_node": Remedy(decide=taint_node.decide, conditions=taint_node.CONFIRMABLE, subject=Subject.GPU),
     "wrangle": Remedy(decide=wrangle.decide, conditions=wrangle.CONFIRMABLE, subject=Subject.RUN),
 }

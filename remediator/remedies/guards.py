@@ -21,10 +21,12 @@ from remediator.plan import (
     Kind,
     LockWorker,
     Lose,
+    NodeFacts,
     Stage,
     Step,
     Stop,
     Subject,
+    Taint,
     Wait,
     Warn,
     Wrangle,
@@ -171,6 +173,10 @@ class SafetyLimits:
         """Containers that may need a restart within the window. Defaults: 3 for up to 15 workers, 25 for 100."""
         return max(self.breaker_targets, int(self.breaker_share * (fleet or 0)))
 
+    def tainted_max(self, nodes: int) -> int:
+        """Nodes that may be tainted. Defaults: 3 of up to 15, 25 of 100."""
+        return max(self.breaker_targets, int(self.breaker_share * nodes))
+
     def restarts_max(self, fleet: int | None) -> int:
         """Restarts in an hour. Defaults: 6 for up to 6 workers, then one per worker."""
         return max(self.breaker_restarts, fleet or 0)
@@ -242,6 +248,8 @@ def proposed_action(episode: Episode, step: Step) -> ProposedAction:
         handle, key = step.container_handle, step.free_key
     elif isinstance(step, Lose):
         key = episode.host
+    elif isinstance(step, Taint):
+        key = episode.worker
     elif isinstance(step, Wrangle):
         key = step.deed
     return ProposedAction(
@@ -355,6 +363,26 @@ def may_hold(action: ProposedAction, orders: Orders, recent: RecentActivity, *, 
         return held
     if (held := global_hold(orders, host=by, now=now)) is not None:
         return replace(held, message=f"on {by}, which would mark the jobs of {action.host} lost: {held.message}")
+    return is_approved(action, orders, recent, now=now)
+
+
+def may_taint(
+    action: ProposedAction,
+    orders: Orders,
+    recent: RecentActivity,
+    safety_limits: SafetyLimits,
+    node: NodeFacts,
+    *,
+    now: float,
+) -> Wait | None:
+    """Check whether a node may be tainted. A fault that all nodes show is rather one of the observer."""
+    held = _check_armed(action, orders) or global_hold(orders, host=action.host, now=now)
+    if held is not None:
+        return held
+    allowed = safety_limits.tainted_max(node.nodes)
+    if node.tainted_nodes >= allowed:
+        message = f"{node.tainted_nodes} of {node.nodes} nodes are tainted, {allowed} allowed: one cause is probable"
+        return Wait(reason=Reason.MANY_TAINTED, message=message)
     return is_approved(action, orders, recent, now=now)
 
 

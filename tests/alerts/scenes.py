@@ -180,6 +180,15 @@ SCENES: Final[Mapping[str, Scene]] = {
         ),
         seen=lambda scrape_s: found_until_fixed(scrape_s, "over"),
     ),
+    "GpuwardenGpuFaulty": Scene(
+        by="gpu",
+        series=(
+            ("gpuwarden_gpu_lost_seconds", GPU, lambda at: LIMIT_S if LIMIT_S <= at < FIXED_S else 0),
+            ("gpuwarden_gpu_lost_threshold_seconds", 'host="a"', lambda _: LIMIT_S),
+            ("gpuwarden_node_gpu_memory_advertised_bytes", 'host="a"', lambda _: 0),
+        ),
+        seen=lambda scrape_s: found_until_fixed(scrape_s, "G"),
+    ),
     "GpuwardenItemsFailing": Scene(
         by="worker",
         series=(

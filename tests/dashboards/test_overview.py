@@ -29,7 +29,7 @@ from remediator.ledger.database import LedgerDatabase
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import Reports
 from remediator.metrics.pending_pods import PendingPodsCollector
-from remediator.metrics.queue import Count, QueueCollector
+from remediator.metrics.queue import Count, Here, QueueCollector
 from remediator.pending_pods import PendingPod
 from remediator.plan import Subject
 from remediator.remedies.guards import Orders
@@ -107,7 +107,7 @@ class FullQueue(QueueCollector):
                 up,
                 *self._families(
                     snapshot,
-                    [("q", "w")],
+                    Here([("q", "w")], ["GPU-0"]),
                     (1.0, Count(waiting={"q": ClaimableJobs(jobs=1, oldest_at=1.0)}, failing=failing)),
                 ),
             ]

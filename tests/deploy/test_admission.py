@@ -13,9 +13,10 @@ import deploy
 
 POLICIES = Path(deploy.__file__).parent / "kubernetes" / "admission"
 ACCOUNT = "system:serviceaccount:gpuwarden:gpuwarden-node"
+FILES = ("node-status.yaml", "node-taint.yaml", "pods.yaml")
 NODE: dict[str, Any] = {
     "metadata": {"name": "node-1", "uid": "u1", "resourceVersion": "7", "labels": {"nvidia.com/gpu.present": "true"}},
-    "spec": {},
+    "spec": {"providerID": "cloud://1", "taints": [{"key": "team", "value": "a", "effect": "NoExecute"}]},
     "status": {
         "capacity": {"cpu": "2", "gpuwarden/vram-mib": "14k"},
         "allocatable": {"cpu": "2"},
@@ -54,7 +55,7 @@ def _value(expression: Any, facts: dict[str, Any]) -> Any:
 
 
 def _policies() -> Iterator[tuple[str, dict[str, Any]]]:
-    for file in ("node-status.yaml", "pods.yaml"):
+    for file in FILES:
         for each in yaml.safe_load_all((POLICIES / file).read_text()):
             if each["kind"] == "ValidatingAdmissionPolicy":
                 yield each["metadata"]["name"], each["spec"]
@@ -62,6 +63,7 @@ def _policies() -> Iterator[tuple[str, dict[str, Any]]]:
 
 SPECS = dict(_policies())
 NODE_STATUS = Policy(SPECS["gpuwarden-node-status"])
+NODE_TAINT = Policy(SPECS["gpuwarden-node-taint"])
 EVICTION = Policy(SPECS["gpuwarden-eviction"])
 DELETE = Policy(SPECS["gpuwarden-delete"])
 
@@ -125,10 +127,53 @@ def test_node_may_not_change_another_node(node: str | None) -> None:
     assert "its own node only" in refusal
 
 
+TEAM = {"key": "team", "value": "a", "effect": "NoExecute"}
+FAULTY = {"key": "gpuwarden/gpu-faulty", "effect": "NoSchedule"}
+
+
+@pytest.mark.behaviour("C9")
+@pytest.mark.parametrize("before", [None, [TEAM], [TEAM, FAULTY]], ids=["none", "another", "both"])
+@pytest.mark.parametrize("sets", [True, False], ids=["set", "removed"])
+def test_node_may_set_and_remove_the_taint_of_a_faulty_gpu(before: list[Any] | None, *, sets: bool) -> None:
+    others = [each for each in before or [] if each != FAULTY]
+    old = changed("spec", "taints", to=before)
+    new = changed("spec", "taints", to=[*others, FAULTY] if sets else others or None)
+
+    assert NODE_TAINT.refusals(object=new, oldObject=old) == []
+
+
+@pytest.mark.behaviour("C9")
+@pytest.mark.parametrize(
+    ("after", "of"),
+    [
+        (changed("spec", "taints", to=[]), "the taint gpuwarden/gpu-faulty"),
+        (changed("spec", "taints", to=None), "the taint gpuwarden/gpu-faulty"),
+        (changed("spec", "taints", to=[{**TEAM, "effect": "NoSchedule"}]), "the taint gpuwarden/gpu-faulty"),
+        (changed("spec", "taints", to=[TEAM, {**FAULTY, "effect": "NoExecute"}]), "the taint gpuwarden/gpu-faulty"),
+        (changed("spec", "taints", to=[TEAM, {**FAULTY, "key": "a"}]), "the taint gpuwarden/gpu-faulty"),
+        (changed("spec", "unschedulable", to=True), "rest of the spec"),
+        (changed("spec", "providerID", to=None), "rest of the spec"),
+        (changed("metadata", "labels", to={}), "metadata"),
+        (changed("metadata", "annotations", to={"a": "b"}), "metadata"),
+    ],
+)
+def test_node_may_change_nothing_else_of_its_spec(after: dict[str, Any], of: str) -> None:
+    (refusal,) = NODE_TAINT.refusals(object=after, oldObject=NODE)
+    assert of in refusal
+
+
+@pytest.mark.behaviour("C9")
+@pytest.mark.parametrize("node", ["node-2", "", None])
+def test_node_may_not_taint_another_node(node: str | None) -> None:
+    (refusal,) = NODE_TAINT.refusals(object=changed("spec", "taints", to=[TEAM, FAULTY]), oldObject=NODE, node=node)
+    assert "its own node only" in refusal
+
+
 def test_policies_are_for_the_account_of_the_node_alone() -> None:
     kubelet = "system:node:node-1"
     after = changed("status", "conditions", to=[])
     assert NODE_STATUS.refusals(object=after, oldObject=NODE, account=kubelet) == []
+    assert NODE_TAINT.refusals(object=changed("spec", "taints", to=None), oldObject=NODE, account=kubelet) == []
     assert EVICTION.refusals(object={"metadata": {"name": "trainer-0"}}, account=kubelet) == []
     assert DELETE.refusals(oldObject=POD, account=kubelet, node="node-2") == []
 
@@ -155,7 +200,7 @@ def test_policies_deny_what_they_refuse_or_cannot_evaluate() -> None:
         assert spec["failurePolicy"] == "Fail"
     bindings = [
         each["spec"]
-        for file in ("node-status.yaml", "pods.yaml")
+        for file in FILES
         for each in yaml.safe_load_all((POLICIES / file).read_text())
         if each["kind"] == "ValidatingAdmissionPolicyBinding"
     ]

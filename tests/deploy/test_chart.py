@@ -70,10 +70,11 @@ def test_every_folder_of_manifests_is_in_the_chart() -> None:
     [
         ([], {}),
         (["admission.enabled=true"], {"admission": [""]}),
+        (["taint.enabled=true"], {"taint": [""]}),
         (["evict.namespaces={team-a,team-b}"], {"evict": ["team-a", "team-b"]}),
         (["operator.enabled=true"], {"operator": [""]}),
     ],
-    ids=["default", "admission", "evict", "operator"],
+    ids=["default", "admission", "taint", "evict", "operator"],
 )
 def test_chart_renders_the_objects_of_kustomize(
     storage: str, values: list[str], options: Mapping[str, Sequence[str]]

@@ -37,19 +37,32 @@ def _rights(rules: list[dict[str, Any]]) -> set[Right]:
     return {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
 
 
-OF_CLUSTER: Final = _rules("base/account.yaml", "ClusterRole", "gpuwarden-node")
+OF_CLUSTER: Final = [
+    *_rules("base/account.yaml", "ClusterRole", "gpuwarden-node"),
+    *_rules("taint/role.yaml", "ClusterRole", "gpuwarden-taint"),
+]
 OF_NAMESPACE: Final = _rules("evict/role.yaml", "Role", "gpuwarden-evict")
 RIGHTS: Final = _rights([*OF_CLUSTER, *OF_NAMESPACE])
 USES: Final[dict[Right, Use]] = {
     ("nodes", "get"): lambda api, node, _space, _handle: Nodes(api, RESOURCE).read(node),
     ("nodes", "watch"): lambda api, node, _space, _handle: watch(api, node),
+    ("nodes", "patch"): lambda api, node, _space, _handle: taint(api, node),
     ("nodes/status", "patch"): lambda api, node, _space, _handle: Nodes(api, RESOURCE).advertise(node, None),
     ("pods", "list"): lambda api, node, _space, _handle: Nodes(api, RESOURCE).budgets_mib(node),
     ("pods", "get"): lambda api, node, space, handle: actuator(api, node, space).look(handle),
     ("pods/eviction", "create"): lambda api, node, space, handle: actuator(api, node, space).check_stop(handle),
 }
 
-NEEDED_FIRST: Final[dict[Right, Right]] = {("pods/eviction", "create"): ("pods", "get")}
+NEEDED_FIRST: Final[dict[Right, Right]] = {
+    ("pods/eviction", "create"): ("pods", "get"),
+    ("nodes", "patch"): ("nodes", "get"),
+}
+
+
+def taint(api: Any, node: str) -> None:
+    """Taint a node, and remove the taint."""
+    for tainted in (True, False):
+        Nodes(api, RESOURCE).set_taint(node, tainted=tainted)
 
 
 def watch(api: Any, node: str) -> None:

@@ -20,6 +20,7 @@ from remediator.plan import (
     JobFacts,
     Kind,
     Limits,
+    NodeFacts,
     RunFacts,
     Stage,
     Subject,
@@ -87,6 +88,15 @@ def tenant_alert(fingerprint: str = "t1", *, firing: bool = True, **labels: str 
         "alertname": "GpuwardenVramRecycleDue", "remedy": "recycle_container", "condition": "vram", "gpu": "GPU-0",
     }  # fmt: skip
     return server_alert(fingerprint, firing=firing, **{**of_tenant, **labels})
+
+
+def gpu_alert(fingerprint: str = "g1", *, firing: bool = True, **labels: str | None) -> Alert:
+    """An alert about GPU-0, which is faulty."""
+    of_gpu: dict[str, Any] = {
+        "alertname": "GpuwardenGpuFaulty", "remedy": "taint_node", "condition": "gpu_faulty", "gpu": "GPU-0",
+        "worker": None, "container": None, "incarnation": None, "job_id": None, "attempt": None,
+    }  # fmt: skip
+    return alert(fingerprint, firing=firing, **{**of_gpu, **labels})
 
 
 def run_alert(fingerprint: str = "r1", *, firing: bool = True, **labels: str | None) -> Alert:
@@ -353,6 +363,24 @@ def run_facts(tally: RunTally | None, *, firing: bool = True, dry_run_recorded: 
     found = replace(RunFacts(tally=tally, decided=False, done=False), **changed)
     default = facts(episode=about, evidence=None, container=None, container_known=False, job=None, run=found)
     return replace(default, **general)
+
+
+def gpu_facts(*, firing: bool = True, dry_run_recorded: bool = False, armed: bool = True, **changed: Any) -> Facts:
+    """As `facts`, for GPU-0 of box1, which is lost. Other keywords change its `NodeFacts`."""
+    about = episode(
+        remedy="taint_node",
+        condition=Condition.GPU_FAULTY,
+        conditions=frozenset({Condition.GPU_FAULTY}),
+        subject=Subject.GPU,
+        worker="GPU-0",
+        incarnation=None,
+        job_id=None,
+        attempt=None,
+        firing=firing,
+        dry_run_recorded=dry_run_recorded,
+    )
+    node = NodeFacts(**{"fault": "GPU-0: lost for 61 s", "doubt": "the driver does not list GPU-0", **changed})
+    return facts(episode=about, evidence=None, container=None, container_known=False, job=None, node=node, armed=armed)
 
 
 def facts(free: Intent | None = None, settle: Intent | None = None, **changed: Any) -> Facts:

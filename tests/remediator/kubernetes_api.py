@@ -33,6 +33,7 @@ class Api(ThreadingHTTPServer):
         self.name = "node-1"
         self.capacity: dict[str, str] = {"cpu": "2"}
         self.labels: dict[str, str] = {"nvidia.com/gpu.present": "true"}
+        self.taints: list[Mapping[str, str]] = []
         self.pods: list[dict[str, Any]] = []
         self.cached_pods: list[dict[str, Any]] | None = None
         """What it lists for the resource version 0, if that differs."""
@@ -51,6 +52,7 @@ class Api(ThreadingHTTPServer):
         return {
             "kind": "Node",
             "metadata": metadata,
+            "spec": {"taints": self.taints},
             "status": {"capacity": self.capacity, "allocatable": self.capacity},
         }
 
@@ -83,7 +85,9 @@ class _Handler(BaseHTTPRequestHandler):
         sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
 
         def patch() -> dict[str, Any]:
-            for key, value in sent["status"]["capacity"].items():
+            if "taints" in sent.get("spec", {}):
+                self.server.taints = sent["spec"]["taints"] or []
+            for key, value in sent.get("status", {}).get("capacity", {}).items():
                 self.server.capacity.pop(key, None)
                 if value is not None:
                     self.server.capacity[key] = value

@@ -73,23 +73,28 @@ class Scraped(Answering):
 
 
 @contextmanager
-def prometheus(folder: Path, *scraped: str, host_label: str = "host", **job: Any) -> Iterator[str]:
+def prometheus(
+    folder: Path, *scraped: str, host_label: str = "host", alertmanager: str = "", **job: Any
+) -> Iterator[str]:
     """Run a Prometheus with short intervals. Yields its URL.
 
     Args:
         folder: keeps its data; a later run in the same folder reads them.
         scraped: addresses of targets.
         host_label: the label that names the host.
+        alertmanager: address that gets the alerts.
         job: more fields of the scrape config.
     """
     folder.mkdir(exist_ok=True)
-    config = {
+    config: dict[str, Any] = {
         "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "1s"},
         "rule_files": [str(path) for path in package_data.rules()],
         "scrape_configs": [
             {"job_name": "host", "static_configs": [{"targets": list(scraped), "labels": {host_label: HOST}}], **job}
         ],
     }
+    if alertmanager:
+        config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     command = [
         *(str(debian_packages.find("prometheus")), f"--config.file={folder}/prometheus.yml"),

@@ -66,10 +66,11 @@ class Host:
             process.wait(timeout=20)
 
     @contextmanager
-    def exporter(self) -> Iterator[int]:
+    def exporter(self, *options: str) -> Iterator[int]:
         """Yield its port."""
         log = self._folder / "exporter.log"
-        options = ("--port", "0", "--docker", "none", "--podman", "none", "--pods", "off")
+        options = options or ("--pods", "off")
+        options = ("--port", "0", "--docker", "none", "--podman", "none", *options)
         with self.program("exporter", *options, "--simulate-gpu", str(self._folder / "gpus.json")):
             line = eventually(
                 lambda: next((each for each in log.read_text().splitlines() if "exporter ready" in each), None),

@@ -16,10 +16,10 @@ from structlog.testing import LogCapture
 
 import remediator.clients.exporter
 from exporter.model.gpu import MigInstance
-from exporter.model.snapshot import SourceHealth
+from exporter.model.snapshot import DriverHealth, SourceHealth
 from gpuwarden import evidence as facts
 from gpuwarden.errors import GpuwardenError
-from remediator.clients.exporter import ExporterClient, WorkerUnseenError
+from remediator.clients.exporter import ExporterClient, GpuHealth, WorkerUnseenError
 from remediator.clients.exporter_access import ExporterAuth, ExporterError
 from remediator.settings.settings import ExecuteSettings
 from tests.certificates import Authority, authority
@@ -406,3 +406,18 @@ def test_failed_source_of_gpus_is_not_a_host_without_gpus() -> None:
         pytest.raises(ExporterError, match="cannot list the GPUs"),
     ):
         client.gpu_sizes()
+
+
+def test_health_of_a_gpu_is_its_loss_and_its_fatal_xids() -> None:
+    cards = host.gpus(host.gpu(0), host.gpu(1))
+    drivers = {"gpu": DriverHealth(xids={("GPU-0", 79): 1, ("GPU-0", 31): 2, ("GPU-1", 31): 1})}
+    snapshot = live(gpus=cards, gpu_lost_s={"GPU-0": 5.0, "GPU-1": 0.0, "GPU-2": 60.0}, drivers=drivers)
+    with served(snapshot) as port, closing(ExporterClient(f"http://127.0.0.1:{port}")) as client:
+        found = [client.gpu_health(f"GPU-{number}") for number in range(4)]
+
+    assert found == [
+        GpuHealth(listed=True, lost_s=5.0, xids=("79",)),
+        GpuHealth(listed=True, lost_s=0.0, xids=()),
+        GpuHealth(listed=False, lost_s=60.0, xids=()),
+        GpuHealth(listed=False, lost_s=0.0, xids=()),
+    ]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from remediator.clients.nodes import TAINT
 from remediator.commands import seats
 from remediator.seats import RESOURCE
 from tests.conftest import Cli
@@ -154,3 +155,13 @@ def test_api_that_refuses_is_a_clear_error(api: Api, command: Cli) -> None:
 
     assert code == 1
     assert "cannot list nodes: HTTP 403: as the test says; grant the account this verb" in error
+
+
+def test_untaint_removes_the_taint_of_faulty_gpus_alone(api: Api, command: Cli) -> None:
+    foreign = {"key": TAINT["key"], "effect": "NoExecute"}
+    api.taints = [foreign, TAINT]
+
+    assert command("seats", "untaint", "--all")[:2] == (0, f"{HOST} may get new pods: its taint is removed\n")
+    assert api.taints == [foreign]
+    assert command("seats", "untaint", HOST)[:2] == (0, f"{HOST} had no taint of a faulty GPU\n")
+    assert command("seats", "untaint")[2] == "gpuwarden seats: give the names of nodes, or --all\n"

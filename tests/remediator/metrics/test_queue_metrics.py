@@ -290,6 +290,16 @@ def test_worst_workers_are_published(
     assert of(found, "run_workers_truncated") == 1
 
 
+def test_quarantined_gpus_of_the_own_host_are_published_once(store: JobStore, collector: QueueCollector) -> None:
+    for host, gpu, worker in ((HOST, "GPU-0", "w1"), (HOST, "GPU-0", "w2"), ("other", "GPU-1", "w1")):
+        store.gpu_quarantine.quarantine([gpu], host=host, worker=worker, reason="lost", now=store.now())
+
+    found = page(collector)
+
+    assert of(found, "host_gpu_quarantined_info", gpu="GPU-0") == 1
+    assert of(found, "host_gpu_quarantined_info", gpu="GPU-1") is None
+
+
 def test_outcomes_are_counted_once_per_job(store: JobStore, queue_url: str, collector: QueueCollector) -> None:
     submit(store, ago_s=40)
     complete(store, claim(store), after_s=100)
@@ -471,6 +481,7 @@ def test_published_series_are_the_documented_ones(store: JobStore, collector: Qu
     end_items(store, claim(store, worker="w2"), "failed")
     submit(store)
     give_back_three(store)
+    store.gpu_quarantine.quarantine(["GPU-0"], host=HOST, worker=None, reason="lost", now=store.now())
 
     found = names(page(collector))
 

@@ -19,10 +19,12 @@ from remediator.plan import (
     LockWorker,
     Lose,
     Migrate,
+    NodeFacts,
     Stage,
     Start,
     Step,
     Stop,
+    Taint,
     Wait,
     Warn,
 )
@@ -649,3 +651,28 @@ def test_only_a_vram_recycle_has_gpus() -> None:
     assert guards.proposed_action(build.tenant_facts().episode, begin).gpus == {"GPU-0", "GPU-1"}
     assert guards.proposed_action(build.episode(), begin).gpus == frozenset()
     assert guards.proposed_action(build.tenant_facts(build.free(Stage.PLANNED)).episode, STOP).gpus == frozenset()
+
+
+YES_TO_TAINT = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key="GPU-0")
+TAINTS: dict[str, tuple[tuple[Order, ...], RecentActivity, NodeFacts, str | None]] = {
+    "armed": ((ARM,), RecentActivity(), NodeFacts(), None),
+    "not armed": ((), RecentActivity(), NodeFacts(), Reason.DRY_RUN),
+    "paused": ((ARM, PAUSE), RecentActivity(), NodeFacts(), Reason.PAUSED),
+    "breaker open": ((ARM, BREAKER), RecentActivity(), NodeFacts(), Reason.CIRCUIT_BREAKER),
+    "not approved": ((ASK,), RecentActivity(), NodeFacts(), Reason.APPROVAL),
+    "approved": ((ASK,), RecentActivity(answer=YES_TO_TAINT), NodeFacts(), None),
+    "the third node of ten": ((ARM,), RecentActivity(), NodeFacts(tainted_nodes=2, nodes=10), None),
+    "the fourth node of ten": ((ARM,), RecentActivity(), NodeFacts(tainted_nodes=3, nodes=10), Reason.MANY_TAINTED),
+    "the fourth node of sixteen": ((ARM,), RecentActivity(), NodeFacts(tainted_nodes=3, nodes=16), None),
+}
+
+
+@pytest.mark.parametrize(("given", "recent", "node", "reason"), TAINTS.values(), ids=TAINTS)
+def test_node_may_be_tainted_or_is_held(
+    given: tuple[Order, ...], recent: RecentActivity, node: NodeFacts, reason: str | None
+) -> None:
+    wanted = guards.proposed_action(build.gpu_facts().episode, Taint(message="lost"))
+
+    held = guards.may_taint(wanted, orders(*given), recent, SafetyLimits(), node, now=NOW)
+
+    assert (None if held is None else held.reason) == reason

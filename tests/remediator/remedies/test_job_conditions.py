@@ -12,6 +12,7 @@ from remediator.remedies import (
     recycle_container,
     restart_container,
     restart_worker,
+    taint_node,
     wrangle,
 )
 from remediator.remedies.job_conditions import confirm
@@ -392,7 +393,11 @@ def test_every_condition_has_a_check_and_one_without_is_never_confirmed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     others = (
-        restart_container.CONFIRMABLE | recycle_container.CONFIRMABLE | hold_lost_host.CONFIRMABLE | wrangle.CONFIRMABLE
+        restart_container.CONFIRMABLE
+        | recycle_container.CONFIRMABLE
+        | hold_lost_host.CONFIRMABLE
+        | taint_node.CONFIRMABLE
+        | wrangle.CONFIRMABLE
     )
     assert set(Condition) - others == restart_worker.CONFIRMABLE
     monkeypatch.setattr(job_conditions, "CONDITIONS", {})
