@@ -16,6 +16,8 @@ class Runs(StrEnum):
 
     UP = "up"
     SERVICES = "services"
+    OPTIONS = "options"
+    """The user named the ledger."""
     NOT = "not"
 
 
@@ -43,6 +45,8 @@ class Place:
             return f"read {self.data}/log/{part}.log; `gpuwarden up` starts a part that exits"
         if self.runs is Runs.SERVICES:
             return f"systemctl restart {UNITS[part]}; journalctl -u {UNITS[part]}"
+        if self.runs is Runs.OPTIONS:
+            return "check its address; start it, or read its log"
         return "start `gpuwarden up`, or name the environment file of the services by --env-file"
 
     def settings(self, variable: str) -> str:

@@ -68,8 +68,8 @@ Data directory:
   log/PART.log, .1 to .3                     logs, JSON lines; 10 MiB each
   token (0600)                               credentials that Alertmanager sends
 
-Commands of the same user find this `up`: `gpuwarden status`, `gpuwarden ledger list`, `gpuwarden job list`.
-To use systemd and your own Prometheus instead: gpuwarden init --help
+Commands of the same user find this `up`: `gpuwarden doctor`, `gpuwarden status`, `gpuwarden ledger list`,
+`gpuwarden job list`. To use systemd and your own Prometheus instead: gpuwarden init --help
 """
 
 

@@ -19,16 +19,16 @@ _WRITE: Final = 0o2
 
 def installation(facts: Facts) -> Finding:
     """`gpuwarden up` runs, or the services have settings."""
-    place, ledger = facts.host.place, facts.ledger
-    if place.runs is Runs.UP:
-        return ok(f"`gpuwarden up` with its data in {place.data}")
-    if place.runs is Runs.SERVICES:
-        return ok(f"services with the settings of {place.env_file or 'this environment'}")
-    if isinstance(ledger, Unread) and not ledger.skipped:
+    place = facts.host.place
+    if place.runs is Runs.NOT:
         return failed(
             "no `gpuwarden up` of this user runs, and no settings of services were found",
             "start `gpuwarden up`, or name the environment file of the services by --env-file",
         )
+    if place.runs is Runs.UP:
+        return ok(f"`gpuwarden up` with its data in {place.data}")
+    if place.runs is Runs.SERVICES:
+        return ok(f"services with the settings of {place.env_file or 'this environment'}")
     return ok("as the options say")
 
 
@@ -106,7 +106,7 @@ def clock(facts: Facts) -> Finding:
         return failed(says, fix)
     if certain_s > OFFSET_WARNING_S:
         return warning(says, fix)
-    return ok(f"host and {' and '.join(each.of for each in facts.offsets)} agree within {max(0.1, certain_s):.1f} s")
+    return ok(f"host, {', '.join(each.of for each in facts.offsets)}: equal within {max(0.1, certain_s):.1f} s")
 
 
 def _size(number: int) -> str:

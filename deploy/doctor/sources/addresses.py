@@ -59,7 +59,7 @@ def find(wanted: argparse.Namespace, environment: Mapping[str, str]) -> Addresse
     urls = {name: getattr(wanted, name) or _url(name, variables) for name in ADDRESSES}
     access = {name: variables.get(f"GPUWARDEN_REMEDIATOR_EXPORTER_{name.upper()}") for name in ACCESS}
     return Addresses(
-        place=_place(up, file, given, wanted.env_file),
+        place=_place(up, file, given, wanted),
         variables=variables,
         file=file,
         urls={name: url.rstrip("/") for name, url in urls.items()},
@@ -70,13 +70,17 @@ def find(wanted: argparse.Namespace, environment: Mapping[str, str]) -> Addresse
     )
 
 
-def _place(up: Mapping[str, str], file: Mapping[str, str], given: Mapping[str, str], env_file: Path | None) -> Place:
+def _place(
+    up: Mapping[str, str], file: Mapping[str, str], given: Mapping[str, str], wanted: argparse.Namespace
+) -> Place:
     if up:
         ledger = up.get(LEDGER_ENV, "").removeprefix("sqlite:///")
         return Place(runs=Runs.UP, data=Path(ledger).parent.parent if ledger.startswith("/") else None)
     if file:
-        return Place(runs=Runs.SERVICES, env_file=env_file or ENV_FILE)
-    return Place(runs=Runs.SERVICES if LEDGER_ENV in given else Runs.NOT)
+        return Place(runs=Runs.SERVICES, env_file=wanted.env_file or ENV_FILE)
+    if LEDGER_ENV in given:
+        return Place(runs=Runs.SERVICES)
+    return Place(runs=Runs.OPTIONS if wanted.ledger else Runs.NOT)
 
 
 def _url(name: str, variables: Mapping[str, str]) -> str:

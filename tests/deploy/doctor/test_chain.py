@@ -315,6 +315,18 @@ def test_hung_parts_take_at_most_ten_seconds(patient: Patient) -> None:
     assert took_s < 10
 
 
+def test_hung_database_takes_at_most_ten_seconds_and_its_password_is_hidden(patient: Patient) -> None:
+    with _hung() as url:
+        database = f"postgresql://user:password@{url.removeprefix('http://')}/gpuwarden"
+        began_s = time.monotonic()
+        named = patient.named(patient.addresses("--ledger", database, "--queue-db", database))
+        took_s = time.monotonic() - began_s
+
+    assert named.keys() == {"ledger", "queue"}
+    assert took_s < 10
+    assert ":password@" not in str(named)
+
+
 def test_stopped_webhook_is_the_only_link_named(patient: Patient) -> None:
     with patient.stopped("serve"):
         named = patient.named()
