@@ -50,8 +50,10 @@ def webhook(facts: Facts) -> Finding | None:
 
 def token(facts: Facts) -> Finding | None:
     """The webhook accepts the credentials that Alertmanager sends."""
-    answer = facts.token
+    answer, age_s = facts.token, watchdog_age_s(facts)
     if isinstance(answer, Unread):
+        if age_s is not None and age_s <= WATCHDOG_LATE_S:
+            return ok(f"accepted {format_duration(age_s)} ago, with the watchdog alert")
         return unknown(answer.why, "run the command as root" if answer.denied else "")
     if answer.status == 401:
         return failed(
@@ -70,18 +72,24 @@ def watchdog(facts: Facts) -> Finding | None:
         return unknown(page.why)
     if isinstance(sender, Unread):
         return unknown(sender.why)
-    at = page.value("gpuwarden_remediator_watchdog_timestamp_seconds")
+    age_s = watchdog_age_s(facts)
     fix = "read Alertmanager's log; docs/runbooks/GpuwardenWatchdog.md"
-    if at is None:
+    if age_s is None:
         up_s = WATCHDOG_LATE_S if sender.started_at is None else facts.host.now_s - sender.started_at
         if up_s < WATCHDOG_LATE_S:
             says = f"none has arrived yet: Alertmanager started {format_duration(up_s)} ago"
             return warning(says, "run this again in a minute")
         return failed("none has arrived since the webhook started", f"wait a minute and run this again; {fix}")
-    age_s = max(0.0, facts.host.now_s - at)
     if age_s > WATCHDOG_LATE_S:
         return failed(f"the last one arrived {format_duration(age_s)} ago", fix)
     return ok(f"arrived {format_duration(age_s)} ago")
+
+
+def watchdog_age_s(facts: Facts) -> float | None:
+    """Seconds since the watchdog alert last arrived; `None` if unknown."""
+    page = facts.webhook
+    at = None if isinstance(page, Unread) else page.value("gpuwarden_remediator_watchdog_timestamp_seconds")
+    return None if at is None else max(0.0, facts.host.now_s - at)
 
 
 def contacts(facts: Facts) -> Finding | None:

@@ -1,6 +1,7 @@
 """Decisions of `gpuwarden doctor`: routes, rules, files, disk, clock, dependencies and the printed page."""
 
 import os
+import re
 import sqlite3
 import tempfile
 import time
@@ -35,6 +36,7 @@ from deploy.doctor.read import read
 from deploy.doctor.routes import integrations, receivers_of, webhook_urls
 from deploy.doctor.sources import addresses, local, settings
 from deploy.doctor.sources.http import seconds, shipped_rules
+from deploy.standalone.stack import CHECKOUT
 from gpuwarden.cli.main import main
 from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.migrate import revisions
@@ -411,6 +413,26 @@ def test_arrival_of_the_watchdog_alert_is_checked(found: Facts, verdict: Verdict
     assert says in finding.says
 
 
+@pytest.mark.parametrize(
+    ("found", "answer", "verdict", "says"),
+    [
+        (arrived(990.0), facts.TokenAnswer(status=202, says="", file=None), Verdict.OK, "accepted by the webhook"),
+        (arrived(990.0), facts.TokenAnswer(status=401, says="wrong", file=Path("/t")), Verdict.FAILED, "wrong"),
+        (arrived(990.0), facts.TokenAnswer(status=503, says="busy", file=None), Verdict.FAILED, "answers 503: busy"),
+        # A password in Alertmanager's configuration is hidden: only an arrival shows that it works.
+        (arrived(990.0), NOT_READ, Verdict.OK, "accepted 10 s ago, with the watchdog alert"),
+        (arrived(700.0), NOT_READ, Verdict.UNKNOWN, "could not look: not read"),
+        (arrived(None), NOT_READ, Verdict.UNKNOWN, "could not look: not read"),
+    ],
+)
+def test_token_is_checked(found: Facts, answer: facts.TokenAnswer | Unread, verdict: Verdict, says: str) -> None:
+    finding = alerts.token(replace(found, token=answer))
+
+    assert finding is not None
+    assert finding.verdict is verdict
+    assert says in finding.says
+
+
 def with_notices(unsent: Unsent, administrators: int | None) -> Facts:
     known = on_host(settings=Settings(checked=(), administrators=administrators))
     return replace(known, ledger=facts.Ledger(now_s=10_000.0, executors=(), unsent=unsent))
@@ -457,6 +479,17 @@ def test_settings_are_checked_as_the_services_check_them(open_folder: Path) -> N
     assert "missing" in says
     assert len(checked.problems) == 5
     assert "GPUWARDEN_REMEDIATOR_PORTS" not in os.environ
+
+
+def test_every_variable_of_the_code_is_known() -> None:
+    pattern = re.compile(r"\bGPUWARDEN_[A-Z_]*[A-Z](?![A-Z_])")
+    folders = ("gpuwarden", "exporter", "remediator", "deploy")
+    files = [file for folder in folders for file in (CHECKOUT / folder).rglob("*.py")]
+
+    named = {name for file in files for name in pattern.findall(file.read_text(encoding="utf-8"))}
+
+    assert len(named) > 10
+    assert named - settings.known_variables() == set()
 
 
 def test_settings_of_init_have_no_problem(open_folder: Path) -> None:
