@@ -47,6 +47,9 @@ class Proxy(ThreadingHTTPServer):
         pki = cluster.folder / "pki"
         self.upstream = urlsplit(cluster.url).netloc
         self.faults: list[Fault] = []
+        self.silent = False
+        """Whether watches stay open without an event."""
+
         self.passed: list[str] = []
         """Requests that the API server answered, as method and path."""
 
@@ -101,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer = upstream.getresponse()
             self.server.passed.append(named)
             if "watch=" in self.path:
-                self._stream(answer)
+                self._stream(answer, fault)
                 return
             body = answer.read()
             if fault is not None and fault.after == "lost":
@@ -110,14 +113,19 @@ class _Handler(BaseHTTPRequestHandler):
             keep = body[: len(body) // 2] if fault is not None and fault.after == "half" else body
             self._answer(answer.status, dict(answer.getheaders()), keep)
 
-    def _stream(self, answer: http.client.HTTPResponse) -> None:
-        """Forward a watch until either side ends it."""
+    def _stream(self, answer: http.client.HTTPResponse, fault: Fault | None) -> None:
+        """Forward a watch until either side ends it. While the proxy is silent, events are lost."""
         self.send_response(answer.status)
         self.send_header("Connection", "close")
         self.end_headers()
-        while (line := answer.readline()) and not self.server.faults:
-            self.wfile.write(line)
-            self.wfile.flush()
+        self.close_connection = True
+        while line := answer.readline():
+            if fault is not None and fault.after == "half":
+                self.wfile.write(line[: len(line) // 2] + b"\n")
+                return
+            if not self.server.silent:
+                self.wfile.write(line)
+                self.wfile.flush()
 
     def _answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.send_response(status)

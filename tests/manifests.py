@@ -125,7 +125,9 @@ class Kubectl:
             yield
         finally:
             # A namespace with ending pods is looked at again after half of their grace period.
-            self("delete", f"--namespace={SPACE}", "daemonsets,deployments,pods", "--all")
+            self("delete", f"--namespace={SPACE}", "daemonsets,deployments", "--all")
+            path = f"/api/v1/namespaces/{SPACE}/pods"
+            self._cluster.wait(lambda: not self._cluster.get(path)["items"], "end of the programs")
             self("delete", "--ignore-not-found", "-k", str(folder))
 
     def gpuwarden(self, pod: str, *arguments: str) -> str:

@@ -48,10 +48,12 @@ class Tenants:
         *,
         replicas: int = 1,
         limits: Mapping[str, object] | None = None,
+        grace_s: int = 0,
     ) -> None:
         """Create a Deployment or a StatefulSet, whose pods opted in."""
         its = pods.pod(name, command, limits=limits, labels={"app": name, **MANAGED})
         template = {"metadata": its["metadata"], "spec": its["spec"] | {"restartPolicy": "Always"}}
+        template["spec"]["terminationGracePeriodSeconds"] = grace_s
         spec = {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": template}
         if kind == "StatefulSet":
             spec["serviceName"] = name

@@ -125,7 +125,7 @@ class Api:
     def advertised(self) -> tuple[str, int]:
         """The resource by which the node advertises GPU memory to the scheduler, and how much, bytes.
 
-        Without the resource ours and 0.
+        Without any of them the first configured one and 0.
 
         Raises:
             KubeError: no answer, or an HTTP error.
@@ -136,7 +136,8 @@ class Api:
         with kube.request("read this node"):
             node = kube.read_json(self._core.read_node(self._node, _preload_content=False, _request_timeout=TIMEOUT_S))
         shown = node["status"].get("allocatable") or {}
-        resource = next((each for each in self._budgets.resources if each in shown), RESOURCE)
+        resources = self._budgets.resources or (RESOURCE,)
+        resource = next((each for each in resources if each in shown), resources[0])
         return resource, int(parse_quantity(shown.get(resource, "0"))) * 2**20
 
 

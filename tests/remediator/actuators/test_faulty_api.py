@@ -4,7 +4,9 @@ The API server, the pods and the ledger are real. A proxy in front of the API se
 """
 
 import re
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +21,8 @@ from remediator.ledger.ledger import Ledger
 from testbed.kubernetes.cluster import Cluster
 from tests.api_proxy import Fault, Proxy, api_proxy
 from tests.remediator.actuators.test_pod_episodes import executor
-from tests.remediator.executor.builders import history, journal, turn
-from tests.tenants import Tenants
+from tests.remediator.executor.builders import PACE, history, journal, turn
+from tests.tenants import READS, Tenants
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.kube, pytest.mark.behaviour("C3")]
@@ -115,3 +117,55 @@ def test_eviction_whose_answer_is_lost_is_done_once(
     assert "failed stop" in journal(ledger)
     assert proxy.evictions() == 1
     assert len(tenants.named("web")) == 1
+
+
+@pytest.mark.behaviour("C9")
+def test_token_that_expires_is_a_wait_and_nothing_is_lost(
+    ledger: Ledger, store: JobStore, tenants: Tenants, tmp_path: Path
+) -> None:
+    tenants.workload("Deployment", "web")
+    state = tenants.running("web")
+    works = executor(ledger, store, state, tenants.actuator(connection=tenants.limited(tmp_path, READS)))
+    turn(works, ledger)
+    assert history(ledger).wait_reason == "eviction_forbidden"
+    # The API server refuses the tokens of an account that is gone, as it refuses expired ones.
+    tenants.core.delete_namespaced_service_account("default", tenants.namespace)
+
+    def waits_for_the_api() -> bool:
+        turn(works, ledger)
+        return history(ledger).wait_reason == "engine_unreachable"
+
+    eventually(waits_for_the_api, "the token is refused", log=lambda: str(journal(ledger)))
+    assert "HTTP 401: Unauthorized; the token or certificate is not valid or has expired" in str(history(ledger))
+    assert tenants.running("web") == state
+
+    until_fixed(executor(ledger, store, state, tenants.actuator()), ledger)
+
+
+STUBBORN: Final = ("sh", "-c", "trap '' TERM; while :; do sleep 0.2; done")
+
+
+@pytest.mark.slow
+def test_api_server_that_restarts_during_an_eviction_delays_it(
+    ledger: Ledger, store: JobStore, tenants: Tenants
+) -> None:
+    tenants.workload("Deployment", "web", STUBBORN, grace_s=6)
+    state = tenants.running("web")
+    works = executor(ledger, store, state, tenants.actuator(), settings=replace(PACE, stop_grace_s=6.0))
+    (pod,) = tenants.named("web")
+    restarts = threading.Thread(target=restart_while_it_ends, args=(tenants, pod.metadata.name))
+    restarts.start()
+
+    until_fixed(works, ledger)
+    restarts.join()
+
+    assert "failed stop" in journal(ledger)
+    assert len(tenants.named("web")) == 1
+
+
+def restart_while_it_ends(tenants: Tenants, name: str) -> None:
+    """Restart the API server once the pod is being deleted."""
+    tenants.cluster.wait(
+        lambda: name not in {each.metadata.name for each in tenants.named(name)}, "eviction of the pod"
+    )
+    tenants.cluster.restart("kube-apiserver")

@@ -10,7 +10,7 @@ from gpuwarden.evidence import ServerFacts
 from gpuwarden.queue import JobStore
 from remediator.actuators.kubernetes import KubernetesActuator
 from remediator.clients.job_queue_sql import BuiltinQueue
-from remediator.executor.executor import Clients, Executor
+from remediator.executor.executor import Clients, Executor, LoopSettings
 from remediator.ledger.ledger import Ledger
 from remediator.plan import ContainerState
 from testbed.kubernetes.cluster import Cluster
@@ -39,13 +39,20 @@ class Witness(World):
         )  # fmt: skip
 
 
-def executor(ledger: Ledger, store: JobStore, state: ContainerState, actuator: KubernetesActuator) -> Executor:
+def executor(
+    ledger: Ledger,
+    store: JobStore,
+    state: ContainerState,
+    actuator: KubernetesActuator,
+    *,
+    settings: LoopSettings = PACE,
+) -> Executor:
     """An armed executor with an alert about the pod in its inbox."""
     arm(ledger)
     alert = server_alert(container=state.name, incarnation=state.incarnation)
     ledger.inbox.accept([alert], [], now=time.time())
     clients: Any = Clients(exporter=Witness(state), queue=BuiltinQueue(store), actuators={"kubernetes": actuator})  # type: ignore[arg-type]
-    return Executor(ledger, host=HOST, clients=clients, settings=PACE)
+    return Executor(ledger, host=HOST, clients=clients, settings=settings)
 
 
 @pytest.fixture

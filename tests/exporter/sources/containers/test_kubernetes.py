@@ -809,6 +809,15 @@ def test_pods_declare_memory_in_the_resource_of_the_node(
 
 
 @pytest.mark.behaviour("C1")
+def test_pods_declare_a_resource_of_another_name_that_the_node_lost(host: Host, cluster: Cluster) -> None:
+    cluster.pods, cluster.node = {"items": [a_pod(limits={"acme/vram": "1k"})]}, {"status": {"allocatable": {}}}
+
+    listing = on(host, api=of(cluster, budgets=BudgetSources(resources=("acme/vram",)))).list_now()
+
+    assert (listing.declared_bytes, listing.advertised_bytes) == (1000 * build.MIB, 0)
+
+
+@pytest.mark.behaviour("C1")
 @pytest.mark.parametrize(("node_status", "node"), [(403, {"message": "no"}), (200, {"kind": "Node"}), (200, [])])
 def test_node_that_cannot_be_read_costs_only_its_figure(
     host: Host, cluster: Cluster, node_status: int, node: Any

@@ -104,15 +104,23 @@ def test_pod_is_over_budget_by_the_sum_of_its_containers(
     source = Pods(api=Api(kube.connect(cluster.kubeconfig), node=cluster.node, budgets=budgets), pod_resources=None)
     tenant = pods.pod("tenant", limits={VRAM: 1000})
     tenant["spec"]["containers"].append(pods.container("second", limits={VRAM: 500}))
-    annotated = {each: pods.pod(each) for each in ("kai", "much")}
+    annotated = {each: pods.pod(each) for each in ("kai", "much", "huge")}
     annotated["kai"]["metadata"]["annotations"] = {"gpu-memory": "2000"}
     annotated["much"]["metadata"]["annotations"] = {"gpu-memory": "much"}
+    annotated["huge"]["metadata"]["annotations"] = {"gpu-memory": "99999"}
     with seats(core, cluster, 5000):
         for manifest in (tenant, *annotated.values(), pods.pod("free"), pods.pod("idle", limits={VRAM: 100})):
             core.create_namespaced_pod(namespace, manifest)
-        eventually(lambda: len(listed(source, namespace)) == 6, "all containers run", within_s=30)
+        eventually(lambda: len(listed(source, namespace)) == 7, "all containers run", within_s=30)
         pids = {each.name.removeprefix(f"{namespace}/"): each.pid for each in listed(source, namespace)}
-        held_mib = {"tenant/main": 800, "tenant/second": 800, "free/main": 9000, "kai/main": 2500, "much/main": 1}
+        held_mib = {
+            "tenant/main": 800,
+            "tenant/second": 800,
+            "free/main": 9000,
+            "kai/main": 2500,
+            "much/main": 1,
+            "huge/main": 1,
+        }
         held = (build.process(pids[name], 0.0, mib * build.MIB) for name, mib in held_mib.items())
         text = sampled(source, build.gpus(build.gpu(0, *held)), tmp_path)
 
@@ -127,6 +135,7 @@ def test_pod_is_over_budget_by_the_sum_of_its_containers(
     assert set(re.findall(rf'budget_invalid{{{of_pods},reason="(\w+)"}} 1.0', text)) == {
         ("idle/main", "no_gpu"),
         ("much/main", "bad_budget"),
+        ("huge/main", "above_gpu"),
     }
 
 
