@@ -37,7 +37,7 @@ def route(facts: Facts) -> Finding | None:
         urls = [url for receiver in reached for url in webhook_urls(found.config, receiver)]
         if not any(url == HIDDEN or url.rstrip("/").endswith(PATH) for url in urls):
             return failed(f"{name} goes to {_named(reached)}, and not to the webhook {PATH}", fix)
-    return ok(f"alerts with a remedy and {WATCHDOG} go to the webhook")
+    return ok("alerts with a remedy and the watchdog go to the webhook")
 
 
 def webhook(facts: Facts) -> Finding | None:

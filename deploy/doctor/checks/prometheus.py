@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from deploy.doctor.facts import Facts, Rule
+from deploy.doctor.facts import Facts, Rule, Runs
 from deploy.doctor.finding import Finding, Unread, failed, ok, unknown, unread, warning
 from gpuwarden.format import count_of
 
@@ -23,7 +23,8 @@ def prometheus(facts: Facts) -> Finding | None:
         return None if found.skipped else unread(found, facts.host.place.restart("prometheus"))
     if not found.alertmanagers:
         return failed("it sends alerts to no Alertmanager", "add one under `alerting:` in prometheus.yml")
-    return ok(f"ready at {found.url}, sends to {', '.join(found.alertmanagers)}")
+    there = ", ".join(each.split("://")[-1] for each in found.alertmanagers)
+    return ok(f"{found.url} sends to {there}")
 
 
 def host_label(facts: Facts) -> Finding | None:
@@ -52,9 +53,11 @@ def rules(facts: Facts) -> Finding | None:
     found = facts.prometheus
     if isinstance(found, Unread):
         return unknown(found.why)
-    fix = "install the rules of this version again (`gpuwarden init`; restart `gpuwarden up`), then reload Prometheus"
+    fix = "install the rules of this version (`gpuwarden init` writes them), then reload Prometheus"
+    if facts.host.place.runs is Runs.UP:
+        fix = "restart `gpuwarden up`, which writes the rules of this version"
     if not any(each.name.startswith(_PREFIX) for each in found.loaded):
-        return failed("Prometheus has no rule of gpuwarden", f"add the rules to rule_files: {fix}")
+        return failed("Prometheus has no rule of gpuwarden", f"{fix}; rule_files must name them")
     if broken := [each for each in found.loaded if each.error and each.name.startswith(_PREFIX)]:
         return failed(f"{broken[0].name} cannot be evaluated: {broken[0].error}", fix)
     differ = list(differences(found.shipped, found.loaded))
