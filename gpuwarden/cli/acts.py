@@ -35,6 +35,16 @@ def add_json(parser: argparse.ArgumentParser, what: str = "print one JSON object
     parser.add_argument("--json", action="store_true", help=what)
 
 
+def add_notify(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the option `--notify`."""
+    parser.add_argument(
+        "--notify",
+        metavar="ADDRESS",
+        help=f"mail address or Apprise URL, notified when the {what} fails or is blocked; default: the submitter's "
+        "address in the notify file of the remediator",
+    )
+
+
 def add_reason(parser: argparse.ArgumentParser, default: str = "") -> None:
     """Add the option `--reason`."""
     parser.add_argument("--reason", default=default, metavar="TEXT", help="reason, kept in the record")

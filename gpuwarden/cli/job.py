@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpuwarden.cli import job_table
-from gpuwarden.cli.acts import add_act, add_json, add_reason, runtime_dir
+from gpuwarden.cli.acts import add_act, add_json, add_notify, add_reason, runtime_dir
 from gpuwarden.cli.bars import BARS_MAX, Bars, at_terminal
 from gpuwarden.cli.progress import Reports, figures, report_of, reports, silence, whole
 from gpuwarden.cli.watch import watch
@@ -281,8 +281,9 @@ def _requeue(store: JobStore, arguments: argparse.Namespace) -> int:
         return _refuse(f"job {job.job_id} is {job.state}: only an ended job can be requeued; cancel the job first")
     reports_steps = job.stall_timeout_s > 0
     again = made_from(
-        job, Submission, reports_steps=reports_steps, run_id=arguments.run, budget_s=job.submitted_budget_s, needs=()
-    )
+        job, Submission, reports_steps=reports_steps, run_id=arguments.run, budget_s=job.submitted_budget_s, needs=(),
+        notify=store.outbox.address_of(job.job_id),
+    )  # fmt: skip
     show(store.runs.submit(again, now=store.now()))
     return 0
 
@@ -320,11 +321,12 @@ def _log(store: JobStore, arguments: argparse.Namespace) -> Path:
 
 
 def _block(store: JobStore, arguments: argparse.Namespace) -> int:
-    reason = _describe("blocked", arguments.reason, at=store.now())
+    now = store.now()
+    reason = _describe("blocked", arguments.reason, at=now)
     return _each(
         store,
         arguments.job,
-        lambda job_id: store.admin.block(job_id, reason=reason),
+        lambda job_id: store.admin.block(job_id, reason=reason, now=now),
         "only a queued or waiting job can be blocked",
     )
 
@@ -478,6 +480,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _tries(submit: argparse.ArgumentParser) -> None:
+    add_notify(submit, "job")
     submit.add_argument(
         "--attempts-max",
         type=int,

@@ -5,8 +5,8 @@ The file is a JSON object, in UTF-8:
 - `run`: the run's name; `--run` overrides it. An existing run grows, unless it failed or was cancelled.
 - `jobs`: an object of jobs by name. The names are used in this file only. A job has any of `queue` (default `gpu`),
   `class`, `model`, `payload`, `priority`, `steps_total`, `budget_s`, `stall_timeout_s`, `busy_timeout_s`,
-  `attempts_max`, `retries_max`, `ranks`, `reports_steps` (default true), as in `gpuwarden job submit`, and `needs`:
-  names of jobs that must complete first.
+  `attempts_max`, `retries_max`, `ranks`, `notify`, `reports_steps` (default true), as in `gpuwarden job submit`, and
+  `needs`: names of jobs that must complete first.
 
 The run is submitted in one transaction.
 """
@@ -22,10 +22,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from gpuwarden.cli.acts import add_act, add_json, add_reason
+from gpuwarden.cli.acts import add_act, add_json, add_notify, add_reason
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, count_of, format_duration, format_time, operator_name, show, show_json, table
 from gpuwarden.job import FINAL, ItemState, JobClass, State
+from gpuwarden.notify.address import check
 from gpuwarden.queue import JobStore, Run, Submission
 from gpuwarden.queue.open import created, current, existing
 
@@ -48,6 +49,7 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "stall_timeout_s": ((int, float), "a number"),
     "busy_timeout_s": ((int, float), "a number"),
     "reports_steps": ((bool,), "true or false"),
+    "notify": ((str,), "a text"),
     "needs": ((list,), "a list of names"),
 }
 
@@ -137,8 +139,12 @@ def _submit(arguments: argparse.Namespace) -> int:
     if run_id is None:
         raise RunFileError(f'{arguments.file} names no run: add "run": "NAME", or give --run NAME')
     wrangled = _machine_wrangles() if arguments.wrangle is None else arguments.wrangle
+    if arguments.notify is not None:
+        check(arguments.notify)
     with closing(created(arguments.queue_db)) as store:
-        ids = store.runs.submit_run(run_id, submissions, needs=needs, wrangled=wrangled, now=store.now())
+        ids = store.runs.submit_run(
+            run_id, submissions, needs=needs, wrangled=wrangled, notify=arguments.notify, now=store.now()
+        )
     if arguments.json:
         show_json({"run": run_id, "jobs": ids})
     else:
@@ -247,6 +253,8 @@ def _parser() -> argparse.ArgumentParser:
         help="find faulty workers and jobs by its items (docs/how-to/faulty-workers.md); "
         "default: $GPUWARDEN_WRANGLE_RUNS (1 or 0), else unchanged",
     )
+
+    add_notify(submit, "run")
 
     listing = add_act(acts, "list", _list, "list the newest runs, with job counts")
     listing.add_argument("--state", choices=("running", "completed", "failed", "cancelled"), help="only this state")

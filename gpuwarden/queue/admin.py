@@ -44,11 +44,14 @@ class Admin(QueueBase):
             notify_after_commit(connection, QUEUE.channel)
             return ids
 
-    def block(self, job_id: int, *, reason: str) -> bool:
+    def block(self, job_id: int, *, reason: str, now: float) -> bool:
         """Keep workers from claiming a waiting job (B9); False if it does not wait."""
         with writing(self._engine) as connection:
             held = sql.transition(Move.BLOCK, JOBS.c.job_id == job_id, reason=reason)
-            return connection.execute(held).rowcount == 1
+            if connection.execute(held).rowcount != 1:
+                return False
+            sql.write_untimed(connection, Kind.BLOCKED, [job_id], now)
+            return True
 
     def unblock(self, job_id: int, *, reason: str, now: float) -> bool:
         """Make a blocked job claimable once its needs are done; False if it is not blocked.

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import ATTEMPTS_MAX, ItemState, JobClass, JobId, Kind, State
+from gpuwarden.notify.address import check
 from gpuwarden.state_file import SECONDS_MAX, TEXT_MAX, is_text
 
 PRIORITY: Final = 100
@@ -83,6 +84,8 @@ class Submission:
     """Jobs of the same run that must complete first."""
     ranks: int = 1
     """Number of workers that run it together."""
+    notify: str | None = field(default=None, repr=False)
+    """Address to notify if the job fails or is blocked."""
 
     def __post_init__(self) -> None:
         check_json(self.payload, "payload", PAYLOAD_MAX_BYTES, SubmissionError)
@@ -99,6 +102,8 @@ class Submission:
             count = getattr(self, name)
             if count is not None and not least <= count < COUNT_MAX:
                 raise SubmissionError(f"{name} {count} is invalid: use a whole number from {least}, below {COUNT_MAX}")
+        if self.notify is not None:
+            check(self.notify)
         if self.ranks > RANKS_MAX:
             raise SubmissionError(f"ranks {self.ranks} is invalid: at most {RANKS_MAX}")
         if self.ranks > 1 and self.retries_max:
@@ -239,6 +244,17 @@ class SlotClaim(NamedTuple):
     incarnation: str
     host: str
     worker: str
+
+
+class PersonsJob(NamedTuple):
+    """A job for a notification. `address` is its own, else its run's."""
+
+    job_id: JobId
+    run_id: str | None
+    queue: str
+    reason: str
+    address: str | None
+    submitted_by: str | None
 
 
 class LockedWorker(NamedTuple):

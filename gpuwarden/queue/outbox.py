@@ -3,6 +3,7 @@
 All consumers get one order, which the first reader assigns. On PostgreSQL, event ids do not become visible in order.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Executable, case, func, select, update
@@ -11,10 +12,10 @@ from gpuwarden.db.locks import try_advisory_lock
 from gpuwarden.db.rows import readable
 from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import Event
+from gpuwarden.queue.models import Event, PersonsJob
 from gpuwarden.queue.queries import Unreadable
 from gpuwarden.queue.rows import to_event
-from gpuwarden.queue.schema import CONSUMERS, OUTBOX_EVENTS
+from gpuwarden.queue.schema import CONSUMERS, JOBS, OUTBOX_EVENTS, RUNS
 from gpuwarden.queue.sql import Prepared
 
 BATCH: Final = 500
@@ -59,6 +60,29 @@ class Outbox(QueueBase):
         with reading(self._engine) as connection:
             found = connection.execute(select(CONSUMERS.c.consumer, newest - CONSUMERS.c.position))
             return {row.consumer: max(0, int(row[1])) for row in found}
+
+    def begin(self, consumer: str, *, now: float) -> None:
+        """Register a new consumer after the newest event."""
+        self.place_events()
+        newest = select(func.coalesce(func.max(OUTBOX_EVENTS.c.position), 0)).scalar_subquery()
+        with writing(self._engine) as connection:
+            row = upsert(connection, CONSUMERS).values(consumer=consumer, position=newest, moved_at=now)
+            connection.execute(row.on_conflict_do_nothing())
+
+    def jobs_of_people(self, events: Sequence[Event]) -> dict[int, PersonsJob]:
+        """The jobs of these events by id, with addresses."""
+        address = func.coalesce(JOBS.c.notify, RUNS.c.notify)
+        its = JOBS.c.job_id, JOBS.c.run_id, JOBS.c.queue, func.coalesce(JOBS.c.reason, ""), address, JOBS.c.submitted_by
+        found = select(*its).select_from(JOBS.outerjoin(RUNS, RUNS.c.run_id == JOBS.c.run_id))
+        ids = JOBS.c.job_id.in_(sorted({event.job_id for event in events}))
+        with reading(self._engine) as connection:
+            return {row.job_id: PersonsJob(*row) for row in connection.execute(found.where(ids))}
+
+    def address_of(self, job_id: int) -> str | None:
+        """The own address of a job."""
+        with reading(self._engine) as connection:
+            address: str | None = connection.scalar(select(JOBS.c.notify).where(JOBS.c.job_id == job_id))
+            return address
 
     def place_events(self) -> None:
         """Assign a position to each event without one."""

@@ -6,6 +6,7 @@ through an event (A10).
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 from uuid import uuid4
@@ -15,6 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Executable, case, exists, func
 from gpuwarden.db.changes import notify_after_commit
 from gpuwarden.db.rows import BadJson
 from gpuwarden.db.transactions import reading, upsert, writing
+from gpuwarden.format import operator_name
 from gpuwarden.job import FINAL, QUEUE_CLASSES, JobClass, JobId, Kind, Move, State, stall_timeout_s
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
@@ -22,6 +24,7 @@ from gpuwarden.queue.models import KNOWN_STATES, Result, Run, Submission, Submis
 from gpuwarden.queue.rows import to_run
 from gpuwarden.queue.schema import DEPENDENCIES, JOBS, QUEUE, QUEUES, RUNS
 from gpuwarden.queue.sql import Prepared
+from gpuwarden.state_file import TEXT_MAX
 
 
 class Runs(QueueBase):
@@ -49,6 +52,7 @@ class Runs(QueueBase):
         *,
         needs: Mapping[str, Iterable[str]] | None = None,
         wrangled: bool | None = None,
+        notify: str | None = None,
         now: float,
     ) -> dict[str, JobId]:
         """Submit a whole run in one transaction.
@@ -58,6 +62,7 @@ class Runs(QueueBase):
             submissions: jobs by name, without `run_id` and `needs`.
             needs: names of the jobs that each job waits for.
             wrangled: whether its items are judged. `None` keeps the setting.
+            notify: address for its jobs without their own. `None` keeps the setting.
             now: the queue's time, Unix seconds.
 
         Raises:
@@ -75,8 +80,9 @@ class Runs(QueueBase):
             return ids
         with writing(self._engine) as connection:
             open_run(connection, run_id, now)
-            if wrangled is not None:
-                connection.execute(update(RUNS).where(RUNS.c.run_id == run_id).values(wrangled=wrangled))
+            changed = {"wrangled": wrangled, "notify": notify}
+            if new := {name: value for name, value in changed.items() if value is not None}:
+                connection.execute(update(RUNS).where(RUNS.c.run_id == run_id).values(**new))
             for name in order:
                 if submissions[name].run_id not in (None, run_id) or submissions[name].needs:
                     raise SubmissionError(f"{name!r}: leave run_id and needs of a job unset, and give them for the run")
@@ -170,6 +176,8 @@ def _insert(
         queued_at=None if pending else now,
         needs=len(set(needs)),
         pending=pending,
+        notify=submission.notify,
+        submitted_by=_submitter(),
     )
     ids = [JobId(int(connection.scalar(row.returning(JOBS.c.job_id)) or 0)) for _ in range(submission.ranks)]
     if submission.ranks > 1:
@@ -180,6 +188,12 @@ def _insert(
         rows = [{"job_id": job_id, "needs_job_id": each} for job_id in ids for each in sorted(set(needs))]
         connection.execute(insert(DEPENDENCIES), rows)
     return ids[0]
+
+
+@cache
+def _submitter() -> str:
+    """The account of this process."""
+    return operator_name()[:TEXT_MAX]
 
 
 def _with_their_ranks(connection: Connection, needs: Sequence[int]) -> Sequence[int]:
@@ -261,7 +275,7 @@ def cancel(connection: Connection, which: ColumnElement[bool], reason: str, now:
     if ids:
         ended = {"reason": reason, "ended_at": now, **sql.UNCLAIMED}
         connection.execute(sql.transition(Move.CANCEL, JOBS.c.job_id.in_(ids), **ended))
-        sql.write_cancelled(connection, ids, now)
+        sql.write_untimed(connection, Kind.CANCELLED, ids, now)
     return ids
 
 

@@ -13,7 +13,6 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
-    UniqueConstraint,
     false,
 )
 
@@ -33,6 +32,8 @@ ID = BigInteger().with_variant(Integer, "sqlite")
 AT_WORK = "state IN ('waiting', 'running', 'fencing', 'host_lost', 'finished', 'blocked')"
 """Unfinished jobs that are not claimable. SQLite uses the index only for this exact text."""
 
+NO_BLOCK = "kind <> 'blocked'"
+
 UNWELL = "state IN ('failed', 'cancelled')"
 """Failed and cancelled jobs."""
 
@@ -46,6 +47,7 @@ RUNS = Table(
     Column("wrangled", Boolean, nullable=False, server_default=false()),
     Column("forgiven_at", Float),
     Column("forgiven_by", String),
+    Column("notify", String),  # may contain a password
     partial_index("runs_wrangled", "state", sqlite="wrangled = 1", postgresql="wrangled"),
 )
 
@@ -106,6 +108,8 @@ JOBS = Table(
     Column("traceback", String),  # of the last attempt that raised an exception
     Column("ended_at", Float),
     Column("result", JSON(none_as_null=True)),
+    Column("notify", String),
+    Column("submitted_by", String),  # user@host
     # Partial indexes: the cost of a claim does not depend on other jobs.
     _partial("jobs_claimable", "queue", "priority", "job_id", "queued_at", where="state = 'queued'"),
     _partial("jobs_by_model", "queue", "model", "priority", "job_id", where="state = 'queued' AND model IS NOT NULL"),
@@ -293,7 +297,8 @@ OUTBOX_EVENTS = Table(
     # Order for all consumers, assigned by the first reader.
     Column("position", BigInteger),
     Column("run_failed_at", Float),  # failed events: when the run was failed
-    UniqueConstraint("job_id", "kind", name="one_event_of_a_kind_per_job"),
+    # A job may be blocked again.
+    partial_index("one_end_per_job", "job_id", "kind", sqlite=NO_BLOCK, postgresql=NO_BLOCK, unique=True),
     Index("outbox_events_in_order", "position", unique=True),
     _partial("outbox_events_unplaced", "event_id", where="position IS NULL"),
     _partial("outbox_events_unheeded", "event_id", where="run_failed_at IS NULL AND kind = 'failed'"),

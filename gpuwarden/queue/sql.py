@@ -157,10 +157,10 @@ def write_event(**its: ColumnElement[Any]) -> Executable:
     return insert(OUTBOX_EVENTS).from_select(EVENT, event_of(its).where(JOBS.c.job_id == its["job_id"]))
 
 
-def write_cancelled(connection: Connection, job_ids: Sequence[int], now: float) -> None:
-    """Insert the events of jobs that have just been cancelled, without times."""
+def write_untimed(connection: Connection, kind: Kind, job_ids: Sequence[int], now: float) -> None:
+    """Insert the events of jobs that were just cancelled or blocked."""
     if job_ids:
-        its: dict[str, ColumnElement[Any]] = {"kind": literal(Kind.CANCELLED), "now": literal(now)}
+        its: dict[str, ColumnElement[Any]] = {"kind": literal(kind), "now": literal(now)}
         found = event_of(its, timed=False).where(JOBS.c.job_id.in_(job_ids)).order_by(JOBS.c.job_id)
         connection.execute(insert(OUTBOX_EVENTS).from_select(EVENT, found))
 

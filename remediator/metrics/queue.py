@@ -23,7 +23,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.job import FRESH_S, JobClass, State
+from gpuwarden.job import FRESH_S, JobClass, Kind, State
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.claims import FATAL_JOBS_MAX
 from gpuwarden.queue.counts import (
@@ -263,6 +263,8 @@ class OutcomeCounters:
 
     def _count(self, event: Outcome) -> None:
         queue, job_class = event.queue or "", event.job_class or ""
+        if event.kind == Kind.BLOCKED:
+            return
         if event.kind.startswith(RUN_EVENT):
             self.runs[event.kind.removeprefix(RUN_EVENT)] += 1
             return

@@ -4,11 +4,21 @@ Each event has a key, so that it becomes one notice per recipient, also with sev
 """
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
-from gpuwarden.queue import JobStore
+from gpuwarden.job import Kind
+from gpuwarden.queue import Event, JobStore
+from gpuwarden.queue.models import PersonsJob
+from gpuwarden.queue.outbox import Outbox
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.notices import Notice
 from remediator.notify.messages import describe
+from remediator.settings.notify_file import NotifySettings
+
+CONSUMER: Final = "notifications"
+"""Consumer of the queue's events."""
+
+KINDS: Final = frozenset({Kind.FAILED, Kind.BLOCKED})
 
 
 class Events:
@@ -19,13 +29,14 @@ class Events:
         self._open = queue
         self._queue: JobStore | None = None
         self._stored = frozenset[str]()
+        self._begun = False
 
     def close(self) -> None:
         """Close the queue."""
         if self._queue is not None:
             self._queue.close()
 
-    def collect(self, *, now: float) -> None:
+    def collect(self, settings: NotifySettings, *, now: float) -> None:
         """Write notices of new events.
 
         Raises:
@@ -37,6 +48,20 @@ class Events:
             found |= {each.key: each for each in self._of_workers(self._queue, now)}
         self._ledger.notices.add([each for key, each in found.items() if key not in self._stored])
         self._stored = frozenset(found)
+        if self._queue is not None:
+            self._collect_jobs(self._queue.outbox, settings, now)
+
+    def _collect_jobs(self, outbox: Outbox, settings: NotifySettings, now: float) -> None:
+        """Store the notices of a batch before it is acknowledged: both may happen twice."""
+        if not self._begun:
+            outbox.begin(CONSUMER, now=now)  # events of the time before are not reported
+            self._begun = True
+        while events := outbox.events(CONSUMER):
+            chosen = [event for event in events if event.kind in KINDS]
+            jobs = outbox.jobs_of_people(chosen)
+            its = [(event, jobs[event.job_id]) for event in chosen if event.job_id in jobs]
+            self._ledger.notices.add([each for event, job in its for each in _notice(event, job, settings, now)])
+            outbox.acknowledge(CONSUMER, events[-1], now=now)
 
     def _of_ledger(self, now: float) -> Iterator[Notice]:
         breaker = self._ledger.orders.current().breaker()
@@ -53,3 +78,12 @@ class Events:
         for gpu, its in oldest.items():
             title, text = describe("quarantined", gpu=gpu, host=its.host, reason=its.reason)
             yield Notice(key=f"quarantined {gpu} {its.since}", kind="quarantined", title=title, text=text, at=now)
+
+
+def _notice(event: Event, job: PersonsJob, settings: NotifySettings, now: float) -> Iterator[Notice]:
+    address = job.address or settings.of_submitter(job.submitted_by)
+    if address is not None:
+        about = {"job": job.job_id, "run": job.run_id or "", "queue": job.queue, "reason": job.reason}
+        title, text = describe(event.kind, attempt=event.attempt, **about)
+        key = f"{event.kind} job {job.job_id} {event.written_at}"
+        yield Notice(key=key, kind=event.kind, title=title, text=text, at=now, address=address)

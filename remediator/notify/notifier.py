@@ -72,8 +72,11 @@ class Notifier(Collector):
         self._stopped.set()
         self._sender.close()
         self._thread.join(JOIN_S)
-        for each in list(self._sending.values()):
-            each.join(JOIN_S)
+        self.close()
+
+    def close(self) -> None:
+        """Wait for the messages on their way, and close the queue."""
+        self.wait_until_sent(JOIN_S)
         self._events.close()
 
     def describe(self) -> list[Metric]:
@@ -100,7 +103,7 @@ class Notifier(Collector):
         """Collect events, start the messages that are due, and clean up."""
         settings = self._reloaded()
         try:
-            self._events.collect(now=now)
+            self._events.collect(settings, now=now)
         except GpuwardenError as error:
             self._log_once("events not read, retried", str(error))
         notices = self._ledger.notices

@@ -1,4 +1,4 @@
-"""A faulty worker is locked and a faulty run is blocked: through real workers, Prometheus and Alertmanager."""
+"""A faulty worker is locked, a faulty run is blocked, and the right people get one mail each: through real parts."""
 
 import json
 import os
@@ -13,10 +13,12 @@ from typing import Final
 import pytest
 
 from deploy.standalone.stack import Chain, Plan
+from gpuwarden.format import operator_name
 from gpuwarden.job import ItemState, State
 from gpuwarden.queue import JobStore
 from remediator.ledger.ledger import Ledger
 from testbed.stage import FAST, with_action
+from tests.mailbox import Mailbox, mail_server
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]
@@ -67,11 +69,18 @@ class Farm:
     store: JobStore
     ledger: Ledger
     folder: Path
+    mail: Mailbox
     workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def submit(self, run_id: str, items: list[str], *options: str, jobs: int, machine: str = "") -> None:
-        """Submit a run with the command, with `$GPUWARDEN_WRANGLE_RUNS` set to `machine`."""
-        specification = {str(n): {"queue": "gpu", "payload": {"task": "render"}} for n in range(jobs)}
+    def submit(
+        self, run_id: str, items: list[str], *options: str, jobs: int, machine: str = "", notify: str = ""
+    ) -> None:
+        """Submit a run with the command, with `$GPUWARDEN_WRANGLE_RUNS` set to `machine`.
+
+        The first job has the address `notify`.
+        """
+        job = {"queue": "gpu", "payload": {"task": "render"}}
+        specification = {str(n): {**job, "notify": notify} if notify and n == 0 else job for n in range(jobs)}
         self.store.items.add(run_id, items, now=self.store.now())
         subprocess.run(
             [
@@ -97,6 +106,21 @@ class Farm:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "NATURE": name, "PYTHONPATH": str(self.folder)},
+            )
+
+    def start_replica(self) -> None:
+        """Start a second `serve` on the same ledger."""
+        directory = self.chain.plan.work
+        with (self.folder / "replica.log").open("wb") as log:
+            self.workers["replica"] = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "gpuwarden", "remediator", "serve", "--port", "0"),
+                    *("--ledger", self.chain.ledger_url, "--queue-db", self.chain.queue_url),
+                    *("--runtime-dir", str(self.chain.directory)),
+                    *("--web-config-file", str(directory / "remediator-web.yml")),
+                ],
+                stdout=log,
+                stderr=log,
             )
 
     def until(self, holds: Callable[[], object], what: str) -> None:
@@ -125,12 +149,20 @@ def farm(work: Path) -> Iterator[Farm]:
     folder.mkdir()
     (folder / "tasks.py").write_text(TASKS)
     with ExitStack() as stack:
+        mail = stack.enter_context(mail_server())
+        addresses = work / "notify.toml"
+        addresses.write_text(
+            f'mail_server = "{mail.url}"\nadministrators = ["ops@example.com"]\n'
+            '[submitters]\n"*" = "{user}@example.com"\n'
+        )
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("GPUWARDEN_REMEDIATOR_NOTIFY_FILE", str(addresses))
         chain = stack.enter_context(
             Chain(Plan(work=work, host=HOST, docker=None, simulate_gpu=None, armed=True, intervals=FAST))
         )
         store = stack.enter_context(closing(JobStore.open(chain.queue_url)))
         ledger = stack.enter_context(closing(Ledger.open(chain.ledger_url)))
-        found = Farm(chain=chain, store=store, ledger=ledger, folder=folder)
+        found = Farm(chain=chain, store=store, ledger=ledger, folder=folder, mail=mail)
+        found.start_replica()
         found.submit("r1", ITEMS, jobs=len(WORKERS), machine="1")
         for name in WORKERS:
             found.start(name)
@@ -169,13 +201,17 @@ def test_only_the_worker_that_fails_every_item_is_locked(farm: Farm) -> None:
     }
     fired = 'max_over_time(ALERTS{alertname="GpuwardenItemsFailing"}[1h])'
     assert counts(farm, fired) == {"bad": 1}, "the alert fired for no other worker"
+    farm.until(lambda: farm.mail.mails, "the administrators get a mail")
+    (mail,) = farm.mail.mails
+    assert (mail.to, mail.subject) == ("ops@example.com", "[gpuwarden] worker bad of box1 is locked")
+    assert mail.text.rstrip().endswith("run gpuwarden worker unlock bad --host box1")
 
 
 @pytest.mark.behaviour("B3")
 @pytest.mark.behaviour("B7")
 def test_run_that_fails_on_every_worker_is_blocked(farm: Farm) -> None:
     (farm.folder / "go").touch()
-    farm.submit("r2", [f"broken-{n:03}" for n in range(200)], "--wrangle", jobs=2)
+    farm.submit("r2", [f"broken-{n:03}" for n in range(200)], "--wrangle", jobs=2, notify="own@example.com")
 
     farm.until(lambda: farm.actions("r2"), "the executor acts")
 
@@ -183,6 +219,13 @@ def test_run_that_fails_on_every_worker_is_blocked(farm: Farm) -> None:
     jobs = [each for each in farm.store.jobs() if each.run_id == "r2"]
     assert [each.state for each in jobs] == [State.BLOCKED] * 2
     assert {"good", "fine"}.isdisjoint(farm.locked_workers())
+    submitter = f"{operator_name().partition('@')[0]}@example.com"
+    farm.until(lambda: len(farm.mail.mails) >= 3, "the job's own address and the submitter get a mail each")
+    own, other = sorted(each.job_id for each in jobs)
+    mails = {each.to: each for each in farm.mail.mails}
+    assert mails["own@example.com"].subject == f"[gpuwarden] job {own} is blocked"
+    assert mails[submitter].subject == f"[gpuwarden] job {other} is blocked"
+    assert mails[submitter].text.rstrip().endswith("run gpuwarden wrangle forgive r2")
 
 
 @pytest.mark.behaviour("B7")
@@ -197,6 +240,17 @@ def test_run_that_opts_out_is_not_blocked(farm: Farm) -> None:
     assert farm.actions("r3") == []
     assert "r3" not in {each.worker for each in farm.ledger.reports.newest()}
     assert {"good", "fine"}.isdisjoint(farm.locked_workers())
+
+
+@pytest.mark.behaviour("B8")
+def test_no_other_mail_was_sent(farm: Farm) -> None:
+    farm.until(lambda: farm.ledger.notices.unsent().waiting == 0, "no notice waits")
+
+    assert len(farm.mail.mails) == 3, farm.mail.mails
+    logs = "".join(each.read_text() for each in farm.folder.glob("replica.log")) + farm.chain.log_tail("serve", 10_000)
+    assert logs.count("notification sent") == 3
+    assert "remediator ready" in logs
+    assert farm.workers["replica"].poll() is None
 
 
 def counts(farm: Farm, query: str) -> dict[str, float]:

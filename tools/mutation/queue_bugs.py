@@ -160,13 +160,13 @@ def write_event_at_fence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_event_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write two events for a cancelled job."""
-    write = sql.write_cancelled
+    write = sql.write_untimed
 
-    def twice(connection: Connection, job_ids: Sequence[int], now: float) -> None:
-        write(connection, job_ids, now)
-        write(connection, job_ids, now)
+    def twice(connection: Connection, kind: Kind, job_ids: Sequence[int], now: float) -> None:
+        write(connection, kind, job_ids, now)
+        write(connection, kind, job_ids, now)
 
-    monkeypatch.setattr(sql, "write_cancelled", twice)
+    monkeypatch.setattr(sql, "write_untimed", twice)
 
 
 def continue_failed_run(monkeypatch: pytest.MonkeyPatch) -> None:

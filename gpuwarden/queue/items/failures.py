@@ -28,7 +28,7 @@ from sqlalchemy import (
 
 from gpuwarden.db.changes import notify_after_commit
 from gpuwarden.db.transactions import reading, writing
-from gpuwarden.job import FINAL, HEARTBEAT_S, RECLAIMS_MAX, ItemOutcome, JobId, Move, State
+from gpuwarden.job import FINAL, HEARTBEAT_S, RECLAIMS_MAX, ItemOutcome, JobId, Kind, Move, State
 from gpuwarden.queue import runs, sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.items import items
@@ -136,6 +136,7 @@ class ItemFailures(QueueBase):
                 "lease_expires_at": _may_run_until(now),
             }
             connection.execute(sql.transition(Move.HALT, its, **halted))
+            sql.write_untimed(connection, Kind.BLOCKED, ids, now)
             notify_after_commit(connection, QUEUE.channel)
             return ids
 

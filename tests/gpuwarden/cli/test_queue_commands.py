@@ -390,7 +390,7 @@ def test_queues_are_listed_with_jobs_workers_and_settings(store: JobStore, cli: 
     store.runs.submit(Submission(queue="gpu"), now=now)
     first = submit(store, queue="cpu", run_id="r1")
     submit(store, queue="cpu", run_id="r1", needs=(first,))
-    store.admin.block(submit(store, queue="cpu"), reason="")
+    store.admin.block(submit(store, queue="cpu"), reason="", now=store.now())
     claim(store, now=now)
     claim(store, "cpu", now=now - 31)
     store.claims.register("gpu", host=HOST, worker="idle", incarnation="i", now=now)

@@ -207,7 +207,7 @@ class Records:
         kind = Kind(job.state)
         claimed_at, queued_at = job.claimed_at or 0.0, job.queued_at
         waited_s = None if queued_at is None else claimed_at - queued_at
-        self._tell(kind, job, waited_s, now - claimed_at)
+        self.write_event(kind, job, waited_s, now - claimed_at)
         if kind is Kind.FAILED:
             self.unheeded.append(self.events[-1])
 
@@ -217,7 +217,7 @@ class Records:
         for job in its:
             self.move(job, Move.CANCEL)
             self.unclaimed(job)
-            self._tell(Kind.CANCELLED, job)
+            self.write_event(Kind.CANCELLED, job)
         return [job.job_id for job in its]
 
     def needing(self, job: Task) -> list[Task]:
@@ -235,9 +235,10 @@ class Records:
         """End a running run, for this job."""
         if self.runs[run_id] == "running":
             self.runs[run_id] = kind.removeprefix("run_")
-            self._tell(kind, self.jobs[job_id])
+            self.write_event(kind, self.jobs[job_id])
 
-    def _tell(self, kind: Kind, job: Task, waited_s: float | None = None, ran_s: float | None = None) -> None:
+    def write_event(self, kind: Kind, job: Task, waited_s: float | None = None, ran_s: float | None = None) -> None:
+        """Append an event."""
         self.happened[f"event: {kind}"] += 1
         event = VisibleEvent(
             kind=kind, job_id=job.job_id, attempt=job.attempt, run_id=job.run_id, waited_s=waited_s, ran_s=ran_s
@@ -684,11 +685,12 @@ class Admin(_Part):
             self._state.end(run_id, Kind.RUN_CANCELLED, ids[0] if ids else max(its))
         return ids
 
-    def block(self, job_id: JobId, *, reason: str) -> bool:
+    def block(self, job_id: JobId, *, reason: str, now: float) -> bool:
         job = self._state.jobs[job_id]
         if job.state not in (State.WAITING, State.QUEUED):
             return False
         self._state.move(job, Move.BLOCK)
+        self._state.write_event(Kind.BLOCKED, job)
         return True
 
     def unblock(self, job_id: JobId, *, reason: str, now: float) -> bool:

@@ -68,13 +68,13 @@ def test_cancelled_run_cancels_its_jobs_and_takes_no_more(store: JobStore) -> No
 @pytest.mark.behaviour("B9")
 def test_blocked_job_is_not_claimed_until_it_is_unblocked(store: JobStore) -> None:
     held, next_one = submit(store, priority=1), submit(store)
-    assert store.admin.block(held, reason="blocked by ann")
-    assert not store.admin.block(held, reason="again")
+    assert store.admin.block(held, reason="blocked by ann", now=store.now())
+    assert not store.admin.block(held, reason="again", now=store.now())
 
     first = claim(store)
     assert first is not None
     assert first.job_id == next_one
-    assert not store.admin.block(next_one, reason="it runs")
+    assert not store.admin.block(next_one, reason="it runs", now=store.now())
     assert store.admin.unblock(held, reason="", now=NOW)
     assert not store.admin.unblock(held, reason="", now=NOW)
 

@@ -235,7 +235,7 @@ def waits_for_a_row(store: JobStore) -> bool:
 def test_job_ready_while_blocked_has_waited_since_then(store: JobStore) -> None:
     first = submit(store, run_id="r1")
     second = submit(store, run_id="r1", needs=(first,))
-    store.admin.block(second, reason="a person said so")
+    store.admin.block(second, reason="a person said so", now=store.now())
     claim(store)
     store.claims.complete(first, attempt=1, incarnation="i1", now=NOW + 10)
 

@@ -462,7 +462,7 @@ class QueueMachine(RuleBasedStateMachine):
     def block(self, pick: int, act: str, work: Any) -> None:
         if act != "unblock":
             waits = State.WAITING if work else State.QUEUED
-            self.both("admin.block", self.job(pick, waits).job_id, reason="a person said so")
+            self.both("admin.block", self.job(pick, waits).job_id, reason="a person said so", now=self.now)
         if act != "block":
             self.both("admin.unblock", self.job(pick, State.BLOCKED).job_id, reason="so", now=self.now)
         self.works(work)
@@ -596,7 +596,7 @@ def laws(before: dict[int, Row], rows: dict[int, Row], outbox: Sequence[Any], ne
         assert (row.claimed_by is not None) == (row.state in owned), "an owned job has an owner, others have none"
         assert row.reclaims < RECLAIMS_MAX
         assert row.attempt > 0 or row.state not in owned
-        assert ended[job_id, row.state] == (row.state in FINAL), "one event of its end"
+        assert row.state not in FINAL or ended[job_id, row.state] == 1, "one event of its end"
         assert sum(ended[job_id, kind] for kind in FINAL) == (row.state in FINAL), "and no other"
         if row.state == State.WAITING:
             assert row.pending == lacks[job_id] > 0, "a waiting job has pending needs"

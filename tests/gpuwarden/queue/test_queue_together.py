@@ -149,7 +149,7 @@ class Together:
             elif act == "cancel run" and r.random() < 0.3:
                 self.store.admin.cancel_run(f"r{max(0, self._run - r.randint(0, 2))}", reason="so", now=now)
             elif act == "block":
-                self.store.admin.block(job_id, reason="so")
+                self.store.admin.block(job_id, reason="so", now=self.store.now())
             else:
                 for each in range(job_id, job_id + 10):
                     self.store.admin.unblock(each, reason="so", now=now)

@@ -188,7 +188,7 @@ def test_counted_retries_do_not_go_down(store: JobStore) -> None:
 
 def test_unfinished_jobs_stay(store: JobStore) -> None:
     blocked = submit(store)
-    store.admin.block(blocked, reason="")
+    store.admin.block(blocked, reason="", now=store.now())
     running = submit(store)
     claim(store)
     queued = submit(store)

@@ -184,8 +184,8 @@ def test_failed_job_cancels_its_dependants(store: JobStore) -> None:
 
 def test_waiting_job_can_be_blocked_and_waits_again_when_unblocked(store: JobStore) -> None:
     ids = diamond(store)
-    assert store.admin.block(ids["left"], reason="later")
-    assert store.admin.block(ids["right"], reason="later")
+    assert store.admin.block(ids["left"], reason="later", now=store.now())
+    assert store.admin.block(ids["right"], reason="later", now=store.now())
 
     assert store.admin.unblock(ids["left"], reason="", now=NOW)
     run_next(store)

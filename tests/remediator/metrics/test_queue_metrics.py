@@ -93,7 +93,7 @@ def test_jobs_are_counted_by_queue_and_state_with_zero_values(store: JobStore, c
     submit(store)
     first = submit(store, "cpu", run_id="r1")
     submit(store, "cpu", run_id="r1", needs=(first,))
-    store.admin.block(submit(store, "cpu"), reason="")
+    store.admin.block(submit(store, "cpu"), reason="", now=store.now())
     claim(store, "cpu")
 
     found = page(collector)

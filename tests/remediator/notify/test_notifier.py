@@ -1,18 +1,22 @@
 """Notices of the ledger become messages: once, in one digest, again after a failure, and never with a secret."""
 
+from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
+from gpuwarden.format import operator_name
+from gpuwarden.queue import JobStore, Submission
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.notices import GATHER_S, RETRY_S, STORM, STORM_S, Notice
 from remediator.notify.messages import Message
 from remediator.notify.notifier import Notifier
 from remediator.remedies.guards import Act, Order
 from tests.mailbox import listening, new_mailbox
-from tests.remediator.builders import NOW
+from tests.remediator.builders import HOST, NOW
 from tests.waiting import together
 
 OPS: Final = "ops@example.com"
@@ -166,6 +170,84 @@ def test_an_open_circuit_breaker_is_one_message(ledger: Ledger, notifier: Notifi
         "Reason: 4 workers need a restart\n"
         "Next: find the cause, then run gpuwarden breaker reset"
     )
+
+
+@pytest.fixture
+def job_notifier(ledger: Ledger, queue_url: str, file: Path, server: Server) -> Iterator[Notifier]:
+    """A notifier that has read the queue before the first job."""
+    with file.open("a") as more:
+        more.write('[submitters]\n"*" = "{user}@example.com"\n')
+    found = Notifier(ledger, file, queue=partial(JobStore.open, queue_url), send=server)
+    turn(found, NOW)
+    yield found
+    found.close()
+
+
+def fail(store: JobStore, submission: Submission, *, run: str | None = None, notify: str | None = None) -> int:
+    """A job that failed."""
+    if run is None:
+        job_id = store.runs.submit(submission, now=NOW)
+    else:
+        job_id = store.runs.submit_run(run, {"a": submission}, notify=notify, now=NOW)["a"]
+    slot: dict[str, Any] = {"host": HOST, "worker": "w1", "incarnation": f"i{job_id}", "now": NOW}
+    store.claims.register("gpu", **slot)
+    claimed = store.claims.claim("gpu", **slot)
+    assert claimed is not None
+    assert store.claims.fail_by_worker(
+        job_id, attempt=claimed.attempt, incarnation=f"i{job_id}", reason="ValueError: no such file", now=NOW
+    )
+    return job_id
+
+
+@pytest.mark.both_databases
+def test_a_failed_job_goes_to_its_address_else_its_runs_else_its_submitters(
+    store: JobStore, job_notifier: Notifier, server: Server
+) -> None:
+    own = Submission(queue="gpu", notify="ntfys://ntfy.example.com/own")
+    first = fail(store, own, run="r1", notify="ntfys://ntfy.example.com/run")
+    second = fail(store, Submission(queue="gpu"), run="r2", notify="ntfys://ntfy.example.com/run")
+    third = fail(store, Submission(queue="gpu"))
+    for second_s in (1, 10, 100):
+        turn(job_notifier, NOW + second_s)
+
+    user = operator_name().partition("@")[0]
+    sent = {url: message.title for url, message in server.got}
+    assert sent == {
+        "ntfys://ntfy.example.com/own": f"[gpuwarden] job {first} failed",
+        "ntfys://ntfy.example.com/run": f"[gpuwarden] job {second} failed",
+        f"mailtos://u:secret@smtp.example.com?to={user}@example.com": f"[gpuwarden] job {third} failed",
+    }
+    assert len(server.got) == 3
+    assert server.got[0][1].body == (
+        f"Job {first} of queue gpu, run r1, failed, attempt 1.\nReason: ValueError: no such file\n"
+        f"Next: gpuwarden job show {first}"
+    )
+
+
+@pytest.mark.both_databases
+def test_a_job_that_is_blocked_again_is_another_message(
+    store: JobStore, job_notifier: Notifier, server: Server
+) -> None:
+    job_id = store.runs.submit(Submission(queue="gpu", notify="ntfys://ntfy.example.com/own"), now=NOW)
+    for second in (0, 1000):
+        assert store.admin.block(job_id, reason="blocked by ann", now=NOW + second)
+        for later in (1, 10, 100):
+            turn(job_notifier, NOW + second + later)
+        assert store.admin.unblock(job_id, reason="unblocked", now=NOW + second + 500)
+
+    assert [message.title for _, message in server.got] == [f"[gpuwarden] job {job_id} is blocked"] * 2
+    assert server.got[0][1].body.endswith(f"Next: correct the job, then run gpuwarden job unblock {job_id}")
+
+
+def test_events_before_the_first_start_are_not_reported(
+    store: JobStore, ledger: Ledger, queue_url: str, file: Path, server: Server
+) -> None:
+    fail(store, Submission(queue="gpu", notify="ntfys://ntfy.example.com/own"))
+    with closing(Notifier(ledger, file, queue=partial(JobStore.open, queue_url), send=server)) as notifier:
+        for second in (0, 10, 100):
+            turn(notifier, NOW + second)
+
+    assert server.got == []
 
 
 @pytest.mark.slow
