@@ -46,7 +46,7 @@ LOOK_S: Final = 1.0
 LIST_MAX: Final = 50
 """Default number of listed jobs."""
 
-WAIT_TIMEOUT: Final = 2
+WAIT_TIMEOUT: Final = 124
 """Exit code of a wait that timed out."""
 
 START_S: Final = 5.0
@@ -219,7 +219,7 @@ def _after(at: float, since: float | None, what: str) -> str:
 
 
 def _wait(store: JobStore, arguments: argparse.Namespace) -> int:
-    """0 if all completed, 1 if one ended otherwise, 2 at the timeout."""
+    """0 if all completed, 1 if one ended otherwise, 124 at the timeout."""
     for job_id in arguments.job:
         store.job(job_id)  # fails for an unknown job, which would never end
     left, code = set(arguments.job), 0
@@ -445,7 +445,7 @@ def _parser() -> argparse.ArgumentParser:
     add_json(show, "print one JSON object")
 
     wait = add_act(
-        acts, "wait", _wait, "wait until jobs have ended; exit code 0 completed, 1 failed or cancelled, 2 timeout"
+        acts, "wait", _wait, "wait until jobs have ended; exit code 0 completed, 1 failed or cancelled, 124 timeout"
     )
     wait.add_argument("job", type=int, metavar="JOB", nargs="+", help="ids of jobs")
     wait.add_argument("--timeout-s", type=float, help="timeout, seconds; default: none")

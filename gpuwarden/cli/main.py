@@ -1,7 +1,7 @@
 """`gpuwarden COMMAND`: run a command, and turn gpuwarden's errors into one line and an exit code.
 
-Exit codes: 0 success; 1 failure; 2 wrong usage; 75 to 78 a worker lost its job; 79 it cannot go on. The exporter
-and the remediator register their commands as entry points, so this library never imports them.
+`EXIT_CODES` has the codes. The exporter and the remediator register their commands as entry points, so this library
+never imports them.
 """
 
 import argparse
@@ -79,6 +79,22 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
 """Help of each command, in the groups and the order of the list."""
 
 HELP: Final[Mapping[str, str]] = {name: text for group in GROUPS.values() for name, text in group.items()}
+
+EXIT_CODES: Final[Mapping[str, str]] = {
+    "0": "success; a service ended by SIGTERM or Ctrl-C; a watched page ended by q",
+    "1": "failure, or the answer is no: something needs an operator (`status`), a link is broken (`doctor`), or a job "
+    "did not complete (`job wait`)",
+    "2": "wrong usage: an argument is unknown, missing or invalid",
+    "75": "`run`, `worker run`: gpuwarden ended it over its time budget",
+    "76": "`run`, `worker run`: gpuwarden ended it because it stalled",
+    "77": "`worker run`: its job has another owner, or another process replaced it",
+    "78": "`run`, `worker run`: gpuwarden ended it as unhealthy",
+    "79": "`worker run`: the process cannot survive an error; its job is queued again",
+    "124": "`job wait`: `--timeout-s` is over",
+    "126, 127": "`run`: the command is not executable, or not found",
+    "128 + N": "ended by signal N: 130 by Ctrl-C, 143 by SIGTERM",
+}
+"""Exit codes of all commands. `gpuwarden run` otherwise returns the code of its command."""
 
 _EXTRAS: Final[Mapping[str, str]] = {"gpuwarden": "jobs", "deploy": "exporter,remediator,up"}
 """Extras that install a package's dependencies, if the name differs."""

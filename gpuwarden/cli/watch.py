@@ -37,7 +37,7 @@ def watch(
         ends: how to end it, for the heading.
 
     Returns:
-        The exit code: 128 and the signal, or 0 after q or if the reader has gone.
+        The exit code: 128 and the signal, 0 after q, or 1 if the reader has gone.
     """
     ended_by = signal.SIGINT
 
@@ -59,7 +59,7 @@ def watch(
         return 0
     except BrokenPipeError:  # the reader has gone; nothing is left to flush at the exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    return 1
 
 
 def _print(page: Callable[[int | None], Iterable[str]], wait: Callable[[], object]) -> None:

@@ -24,7 +24,7 @@ _INTRO: Final = """# Commands
 
 <!-- Written by `python -m testbed.reference`; change the commands' parsers, not this page. -->
 
-`gpuwarden COMMAND --help` prints the same. Exit codes, if a command has no other: 0 success, 1 failure, 2 wrong usage.
+`gpuwarden COMMAND --help` prints the same.
 """
 
 
@@ -40,6 +40,9 @@ def page() -> str:
         lines += [f"| [`gpuwarden {name}`](#gpuwarden-{name}) | {purpose} |" for name, purpose in group.items()]
         lines.append("")
     lines += ["", "## Common options", "", "| option | meaning |", "|---|---|", *sorted(common), ""]
+    lines += ["## Exit codes", "", "| code | meaning |", "|---|---|"]
+    lines += [f"| {code} | {meaning} |" for code, meaning in cli.EXIT_CODES.items()]
+    lines += ["", "`gpuwarden run` otherwise returns the code of its command.", ""]
     for words, parser in tree.items():
         lines += _section(words, parser, common)
     return "\n".join(lines)

@@ -33,7 +33,7 @@ def sections() -> dict[str, str]:
 def test_every_command_and_subcommand_has_a_section(
     sections: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    expected = ["Common options"]
+    expected = ["Common options", "Exit codes"]
     for name in cli.commands():
         expected.append(f"gpuwarden {name}")
         if name in commands.ELSEWHERE:

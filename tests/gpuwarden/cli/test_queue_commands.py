@@ -373,7 +373,7 @@ def test_wait_that_times_out_exits_2_and_names_the_jobs(store: JobStore, cli: Cl
 
     code, out, err = cli("job", "wait", str(done), str(open_one), "--timeout-s", "0.2")
 
-    assert (code, out, err) == (2, f"{done} completed\n", f"gpuwarden job: timeout: not ended yet: {open_one}\n")
+    assert (code, out, err) == (124, f"{done} completed\n", f"gpuwarden job: timeout: not ended yet: {open_one}\n")
     assert time.monotonic() - began_s < 20
     assert cli("job", "wait", str(done)) == (0, f"{done} completed\n", "")
     assert cli("job", "wait", "99")[::2] == (1, "gpuwarden job: the queue has no job 99: see `gpuwarden job list`\n")

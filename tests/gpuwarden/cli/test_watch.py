@@ -83,7 +83,7 @@ def test_reader_that_leaves_ends_it_without_a_word(tmp_path: Path) -> None:
     assert b"JOB" in process.stdout.readline()
     process.stdout.close()
 
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=20) == 1
     assert process.stderr.read() == b""
     process.stderr.close()
 
