@@ -17,6 +17,10 @@ WATCHDOG: Final = "GpuwardenWatchdog"
 """The alert that always fires, to show that alerts arrive."""
 
 
+DRILL: Final = "drill"
+"""The remedy of the alert of `gpuwarden drill`. It shows that alerts of a host arrive, and nothing is done."""
+
+
 class Admits(Protocol):
     """What a remedy accepts: the conditions it can confirm, and its kind of target."""
 
@@ -55,6 +59,17 @@ def is_watchdog(alert: Alert) -> bool:
     return alert.labels.get("alertname") == WATCHDOG and "remedy" not in alert.labels
 
 
+def is_drill(labels: Mapping[str, str]) -> bool:
+    """Whether these are the labels of a drill's alert."""
+    return labels.get("remedy") == DRILL
+
+
+def drill_number(labels: Mapping[str, str]) -> int | None:
+    """The number of the drill of an alert; `None` if it is not an alert of a drill."""
+    number = labels.get("drill", "")
+    return int(number) if is_drill(labels) and number.isascii() and number.isdecimal() and len(number) < 19 else None
+
+
 def subject(labels: Mapping[str, str]) -> tuple[Subject, str]:
     """The target of an admitted alert: kind and name.
 
@@ -90,6 +105,8 @@ def admit(
     elif found not in hosts and not (shared and _is_about_hosts(remedy, remedies)):
         known = ", ".join(sorted(hosts)[:10])
         reason, message = Reason.OTHER_HOST, f"host {_short(found)} has no executor in this ledger; known: {known}"
+    elif remedy == DRILL:
+        return None
     elif remedy not in remedies:
         known = ", ".join(sorted(remedies))
         reason, message = Reason.UNKNOWN_REMEDY, f"unknown remedy {_short(remedy) or '(none)'}; known: {known}"

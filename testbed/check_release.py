@@ -26,6 +26,7 @@ from deploy.standalone import config_files, debian_packages, package_data
 from gpuwarden.cli import main as cli
 from gpuwarden.docs_pages import RUNBOOKS
 from gpuwarden.job import Condition
+from remediator.alert import DRILL
 from remediator.remedies import REMEDIES
 from tools.site import word_count
 
@@ -162,9 +163,14 @@ def alerts_are_tested(checkout: Path) -> list[str]:
     return problems
 
 
+def acts(labels: Mapping[str, str]) -> bool:
+    """Whether gpuwarden acts on an alert with these labels. On a drill it does nothing."""
+    return labels.get("remedy", DRILL) != DRILL
+
+
 def acting_alerts_are_complete(checkout: Path) -> list[str]:
     """Each alert with a remedy has the required labels and no delay."""
-    acting = [(file, rule) for file, rule in alert_rules(checkout) if "remedy" in rule.labels]
+    acting = [(file, rule) for file, rule in alert_rules(checkout) if acts(rule.labels)]
     return [f"{file.name}: {rule.alert}: {problem}" for file, rule in acting for problem in _label_problems(rule)]
 
 
@@ -185,18 +191,18 @@ def alerts_have_runbooks(checkout: Path) -> list[str]:
 
 def runbooks_follow_the_template(checkout: Path) -> list[str]:
     """Each runbook has the sections in order and is short, and the index lists it."""
-    acting = {rule.alert for _, rule in alert_rules(checkout) if "remedy" in rule.labels}
+    acting = {rule.alert for _, rule in alert_rules(checkout) if acts(rule.labels)}
     _, index = _read_page(checkout / "docs" / "runbooks" / INDEX)
     problems = []
     for page, text in _runbooks(checkout):
         found = _SECTION.findall(_FENCED.sub("", text))
-        acts = page.stem in acting
-        may_have = SECTIONS if acts else [each for each in SECTIONS if each != "What gpuwarden does"]
-        needs = frozenset(SECTIONS) if acts else WITHOUT_REMEDY
+        is_acting = page.stem in acting
+        may_have = SECTIONS if is_acting else [each for each in SECTIONS if each != "What gpuwarden does"]
+        needs = frozenset(SECTIONS) if is_acting else WITHOUT_REMEDY
         wanted = [page.stem, *(each for each in may_have if each in needs or each in found)]
         if found != wanted:
             problems.append(f"{page.name}: has the sections {', '.join(found)}; expected {', '.join(wanted)}")
-        words, most = word_count(text), WORDS_MAX if acts else WORDS_MAX_WITHOUT_REMEDY
+        words, most = word_count(text), WORDS_MAX if is_acting else WORDS_MAX_WITHOUT_REMEDY
         if words > most:
             problems.append(f"{page.name}: {words} words, at most {most}")
         if f"[{page.stem}]({page.name})" not in index:
@@ -256,7 +262,7 @@ def rules_name_known_series(checkout: Path) -> list[str]:
     for file, rule in rules:
         where = f"{file.name}: {rule.alert or rule.record}"
         problems += [f"{where}: series {name} is not published" for name in sorted(series_of(rule.expr) - known)]
-        if (remedy := rule.labels.get("remedy")) and remedy not in REMEDIES:
+        if (remedy := rule.labels.get("remedy")) and remedy not in {*REMEDIES, DRILL}:
             problems.append(f"{where}: remedy {remedy} is unknown; known: {', '.join(REMEDIES)}")
     return problems
 

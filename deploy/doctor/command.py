@@ -19,7 +19,7 @@ from deploy.doctor.links import diagnose
 from deploy.doctor.read import read
 from deploy.doctor.sources.addresses import ENV_FILE, environment_of_process, find
 from gpuwarden.format import Parser, count_of, printable, show, show_json
-from remediator.commands.status import ADDRESSES
+from remediator.commands.addresses import ADDRESSES
 
 _INDENT: Final = 24
 """Width of the columns before the text."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from deploy.doctor.finding import Unread
-from remediator.ledger.executors import ExecutorHeartbeat
+from remediator.ledger.chain import ExecutorHeartbeat
 from remediator.ledger.notices import Unsent
 
 

@@ -14,7 +14,7 @@ from deploy.doctor.sources import http, local, settings
 from deploy.doctor.sources.addresses import Addresses
 from gpuwarden.errors import GpuwardenError
 from remediator.clients.http import shown
-from remediator.commands.status import NONE
+from remediator.commands.addresses import NONE
 
 LIMIT_S: Final = 8.0
 """Time limit of all reading, seconds."""

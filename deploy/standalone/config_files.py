@@ -7,7 +7,7 @@ from typing import Final
 
 import yaml
 
-from remediator.alert import WATCHDOG
+from remediator.alert import DRILL, WATCHDOG
 from remediator.remedies import REMEDIES
 
 
@@ -33,7 +33,7 @@ WATCHDOG_S: Final = 60
 HOST_LOST: Final = "GpuwardenHostLost"
 """This alert goes to operators and to the remediator: only operators can bring the host back."""
 
-_KNOWN: Final = "|".join(REMEDIES)
+_KNOWN: Final = "|".join((*REMEDIES, DRILL))
 FOR_OPERATORS_TOO: Final = (
     (f'alertname="{HOST_LOST}"',),
     # The remediator refuses these alerts, and no other receiver gets them.

@@ -43,6 +43,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "status": "show health, held actions and what needs an operator",
         "doctor": "check every link of the chain, and say how to repair a broken one",
         "top": "show hosts, GPUs, workers, jobs and episodes, redrawn in place",
+        "drill": "send a test alert through the chain, and measure each hop",
         "ledger": "show episodes with facts, decisions and actions",
         "notify": "send a test message to the administrators or to an address",
     },

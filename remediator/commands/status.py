@@ -20,15 +20,16 @@ from sqlalchemy.exc import ArgumentError
 
 from gpuwarden.cli.watch import watch
 from gpuwarden.db.errors import DatabaseError
-from gpuwarden.db.running_up import environment
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, count_of, format_duration, format_time, json_line, show
 from gpuwarden.notify.address import shown
 from gpuwarden.queue import JobStore, Quarantine, WorkerRow
-from remediator.commands.open_ledger import add_ledger, existing, queue_url
+from remediator.alert import DRILL
+from remediator.commands.addresses import ACCESS, ADDRESSES, NONE, add_sources
+from remediator.commands.open_ledger import existing
 from remediator.commands.orders import span
 from remediator.commands.watched import QUERY, WatchedHost, list_watched, read_watched
-from remediator.ledger.executors import ExecutorHeartbeat
+from remediator.ledger.chain import ExecutorHeartbeat
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import HeldEpisode
 from remediator.plan import Outcome
@@ -79,25 +80,6 @@ OTHER_WAITS: Final = frozenset(
 """Waits that are listed separately or end without an operator."""
 
 _DONE: Final = {Act.ARM: "armed", Act.ASK: "armed with approval", Act.DISARM: "disarmed"}
-
-NONE: Final = "none"
-
-ADDRESSES: Final = {
-    "remediator": ("http://127.0.0.1:9836", "the webhook of `gpuwarden remediator serve`"),
-    "exporter": ("http://127.0.0.1:29835", "this host's exporter"),
-    "prometheus": ("http://127.0.0.1:9090", "Prometheus"),
-    "alertmanager": ("http://127.0.0.1:9093", "Alertmanager"),
-}
-
-
-ACCESS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
-    "ca_file": ("PEM file of the authorities for the exporter's certificate", Path),
-    "server_name": ("name in the exporter's certificate, if it differs from the URL", str),
-    "cert_file": ("PEM client certificate, if the exporter requires one", Path),
-    "key_file": ("PEM key of the client certificate", Path),
-    "basic_auth_file": ("file with one line `user:password`", Path),
-}
-"""Options for `ExporterAuth`, as for `gpuwarden remediator execute`."""
 
 SOURCES: Final = {
     "source_docker": "check that Docker runs",
@@ -560,7 +542,7 @@ _NAME: Final = re.compile(r"[{ ]")
 
 def _acting_rules(answer: Any) -> list[dict[str, Any]]:
     groups = answer["data"]["groups"]
-    return [rule for group in groups for rule in group["rules"] if "remedy" in rule.get("labels", {})]
+    return [rule for group in groups for rule in group["rules"] if rule.get("labels", {}).get("remedy", DRILL) != DRILL]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -573,27 +555,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print JSON; times are Unix seconds")
     parser.add_argument("--watch", action="store_true", help=f"show it again every {WATCH_S:g} s, until Ctrl-C")
     return parser
-
-
-def add_sources(parser: argparse.ArgumentParser, *, ledger_required: bool = True) -> None:
-    """Add the options that name the ledger, the queue and the parts."""
-    add_ledger(parser, required=ledger_required)
-    known = environment()
-    parser.add_argument("--host", help="only this host; default: every host of the ledger")
-    parser.add_argument(
-        "--queue-db",
-        default=queue_url(known),
-        help="database URL of the queue, for quarantined GPUs; 'none' to skip; default $GPUWARDEN_QUEUE_DB, else the "
-        "queue of `gpuwarden up`",
-    )
-    for name, (default, title) in ADDRESSES.items():
-        env = "GPUWARDEN_REMEDIATOR_" + ("PORT" if name == "remediator" else name.upper())
-        url = next(filter(None, map(str.strip, known.get(env, "").split(","))), default)
-        if url.isdecimal():
-            url = f"http://127.0.0.1:{url}"
-        help_text = f"{title}, by ${env} of the services; 'none' to skip (default: %(default)s)"
-        parser.add_argument(f"--{name}", metavar="URL", default=url, help=help_text)
-    for name, (title, of) in ACCESS.items():
-        env = f"GPUWARDEN_REMEDIATOR_EXPORTER_{name.upper()}"
-        option = f"--exporter-{name.replace('_', '-')}"
-        parser.add_argument(option, type=of, default=known.get(env), help=f"{title}, or ${env}")

@@ -28,7 +28,8 @@ from gpuwarden.job import FINAL, State
 from gpuwarden.queue import Job, JobStore, WorkerRow
 from gpuwarden.queue.open import existing
 from remediator.commands import watched_gpus
-from remediator.commands.status import NONE, WATCH_S, Armed, Report, add_sources, look, series
+from remediator.commands.addresses import NONE, add_sources
+from remediator.commands.status import WATCH_S, Armed, Report, look, series
 from remediator.commands.top_page import HostView, JobView, View, WorkerView, page
 from remediator.commands.watched import NAMES, WatchedWorker, read_watched
 

@@ -12,6 +12,7 @@ from typing import Final
 from sqlalchemy import Connection, func, or_, select
 
 from gpuwarden.db.transactions import upsert
+from remediator.ledger.chain import last_passed, open_drills
 from remediator.ledger.schema import ALERTS, COUNTERS, EPISODES, EXECUTORS, INTENTS, JOURNAL
 from remediator.plan import OVER, Kind, Outcome, Stage, Subject
 from remediator.reasons import Reason
@@ -47,6 +48,8 @@ class Totals:
         took: durations by outcome.
         owed_since: creation of the oldest open intent by kind and stage.
         executor: (armed, heartbeat_at, errors, seats_on); `None` before the first heartbeat.
+        drills: number and host of each drill that waits for its alert, of every host.
+        drill_passed_at: when this host's executor last took the alert of a drill.
     """
 
     alerts: Mapping[tuple[str, str], int]
@@ -62,6 +65,8 @@ class Totals:
     quarantines_refused: int
     steps: Mapping[tuple[str, str], int]
     executor: tuple[bool, float, int, bool] | None
+    drills: Sequence[tuple[int, str]]
+    drill_passed_at: float | None
     orders: Orders
     now: float = field(compare=False)  # ledger time of the count
 
@@ -155,6 +160,8 @@ def count_totals(connection: Connection, host: str, *, orders: Orders, now: floa
         quarantines_refused=_quarantines_refused(connection, host, orders),
         steps={pair: count for pair, (count, _) in over["steps"].items()},
         executor=None if beat is None else (beat.armed, beat.heartbeat_at, beat.errors, beat.seats_on),
+        drills=open_drills(connection, now),
+        drill_passed_at=last_passed(connection, host),
         orders=orders,
         now=now,
     )

@@ -27,8 +27,8 @@ from gpuwarden.db.errors import UnreadableRowError
 from gpuwarden.db.locks import advisory_lock, try_advisory_lock
 from gpuwarden.db.rows import report
 from gpuwarden.db.transactions import autocommit, reading, upsert, writing
-from remediator.alert import Alert, Refusal, subject
-from remediator.ledger import retention
+from remediator.alert import Alert, Refusal, is_drill, subject
+from remediator.ledger import chain, retention
 from remediator.ledger.counters import CounterDelta
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.journal import write
@@ -173,9 +173,10 @@ class Inbox(LedgerPart):
 
 
 def _row(alert: Alert, now: float) -> dict[str, Any]:
+    of_any = subject(alert.labels)[0] is Subject.HOST and not is_drill(alert.labels)
     return {
         "received_at": now,
-        "host": None if subject(alert.labels)[0] is Subject.HOST else alert.labels["host"],
+        "host": None if of_any else alert.labels["host"],
         "fingerprint": alert.fingerprint,
         "firing": alert.firing,
         "labels": dict(alert.labels),
@@ -245,6 +246,7 @@ class _Taking:
         self._delta = CounterDelta()
         self._taken = 0
         self._ignored: list[int] = []
+        self._drills: list[Row[Any]] = []
         self._refused: dict[str, list[int]] = defaultdict(list)
         self._open = _open_episodes_of(connection, [row.labels for row in rows])
         self._held = self._count_unknown() if unknown else Counter[str]()
@@ -252,6 +254,9 @@ class _Taking:
     def take(self, row: Row[Any]) -> bool:
         """Link, ignore or refuse one alert. False if its episode cannot be opened now."""
         labels, target = row.labels, subject(row.labels)
+        if is_drill(labels):
+            self._drills.append(row)
+            return True
         about = (labels["host"], *target)
         episode_id = self._open.get(about)
         if row.firing and episode_id is None:
@@ -284,7 +289,10 @@ class _Taking:
 
             structlog.get_logger("executor").warning("alerts refused", reason=message, count=len(its))
         self._set(self._ignored, state="ignored", message="no open episode")
-        count = self._taken + len(self._ignored) + sum(len(its) for its in self._refused.values())
+        self._set([row.alert_id for row in self._drills], state="ignored", message="drill: nothing to do")
+        firing = [(row.labels, row.received_at) for row in self._drills if row.firing]
+        chain.decide(self._connection, firing, host=self._host, now=self._now)
+        count = self._taken + len(self._drills) + len(self._ignored) + sum(len(its) for its in self._refused.values())
         if count:
             self._delta.add_taken(self._host, count)
             self._delta.save(self._connection)

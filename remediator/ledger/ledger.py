@@ -11,9 +11,9 @@ from gpuwarden.db.changes import Changes, watch
 from gpuwarden.db.locks import ProcessLock, lock_for_one
 from gpuwarden.db.migrate import open_database
 from remediator.ledger.captures import Captures
+from remediator.ledger.chain import Chain, Executors
 from remediator.ledger.database import LedgerDatabase
 from remediator.ledger.episodes import Episodes
-from remediator.ledger.executors import Executors
 from remediator.ledger.health import Health
 from remediator.ledger.inbox import Inbox
 from remediator.ledger.intents import Intents
@@ -46,6 +46,7 @@ class Ledger:
         self.reports = Reports(database)
         self.health = Health(database)
         self.notices = Notices(database)
+        self.chain = Chain(database)
 
     @classmethod
     def open(cls, url: str, *, host: str | None = None, migrate: bool = True) -> Self:

@@ -249,6 +249,29 @@ NOTICE_RECIPIENTS = Table(
     Column("claim", String),
     Column("claimed_until", Float),
 )
+# A drill asks for an alert about one host.
+DRILLS = Table(
+    "drills",
+    METADATA,
+    Column("drill_id", ID, primary_key=True),
+    Column("host", String, nullable=False),
+    Column("who", String, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("until", Float, nullable=False),
+    Column("delivered_at", Float),
+    Column("decided_at", Float),
+    Column("broken", String),  # the first hop that did not answer
+    Index("drills_by_end", "until"),
+    Index("drills_by_host", "host", "decided_at"),
+)
+
+ARRIVALS = Table(
+    "arrivals",
+    METADATA,
+    Column("name", String, primary_key=True),  # watchdog
+    Column("at", Float, nullable=False),
+)
+
 
 COUNTERS = Table(
     "counters",

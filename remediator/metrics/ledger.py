@@ -4,6 +4,7 @@ Series are absent while the ledger cannot be read: unknown is never zero.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -150,8 +151,19 @@ SERIES: Final = Catalogue(
     ),
     Series(
         "gpuwarden_remediator_watchdog_timestamp_seconds",
-        "When the always-firing alert GpuwardenWatchdog last reached the webhook.",
-        absent="no watchdog alert since this process started",
+        "When the always-firing alert GpuwardenWatchdog last reached a webhook of the ledger.",
+        absent="it never arrived",
+    ),
+    Series(
+        "gpuwarden_remediator_drill",
+        "1 while a drill of a host waits for its alert: `gpuwarden drill`.",
+        labels=("nodename", "drill"),
+        absent=f"{_UNREAD}, or no drill runs",
+    ),
+    Series(
+        "gpuwarden_remediator_drill_timestamp_seconds",
+        "When this host's executor last took the alert of a drill.",
+        absent=f"{_UNREAD}, or no drill has passed",
     ),
     Series(
         "gpuwarden_remediator_notifications_total",
@@ -215,6 +227,7 @@ class LedgerCollector(Collector):
         yield from self._episodes(totals)
         yield from self._orders(totals, now)
         yield from self._executor(totals, now)
+        yield from self._chain(totals)
 
     def _alerts(self, totals: Totals, now: float) -> Iterator[Metric]:
         yield _counted(SERIES.counter("gpuwarden_remediator_alerts_total"), totals.alerts)
@@ -257,6 +270,14 @@ class LedgerCollector(Collector):
         pause = totals.orders.pause(host=self._host, now=now)
         yield SERIES.gauge("gpuwarden_remediator_paused", float(pause is not None))
 
+    def _chain(self, totals: Totals) -> Iterator[Metric]:
+        drills = SERIES.gauge("gpuwarden_remediator_drill")
+        for number, host in totals.drills:
+            drills.add_metric((host, str(number)), 1.0)
+        yield drills
+        if totals.drill_passed_at is not None:
+            yield SERIES.gauge("gpuwarden_remediator_drill_timestamp_seconds", totals.drill_passed_at)
+
     def _executor(self, totals: Totals, now: float) -> Iterator[Metric]:
         if totals.executor is None:
             return
@@ -279,14 +300,23 @@ def _counted(family: CounterMetricFamily, counts: Mapping[tuple[str, str], int])
 class Watchdog(Collector):
     """When the watchdog alert last arrived. It shows that Prometheus and Alertmanager reach the webhook."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._arrived_at: float | None = None
 
     def mark(self, *, now: float) -> None:
-        """Note an arrival, Unix seconds."""
+        """Note an arrival, Unix seconds. The ledger may be locked."""
         self._arrived_at = now
 
+    def describe(self) -> list[Metric]:
+        """Nothing: it would read the ledger."""
+        return []
+
     def collect(self) -> Iterator[Metric]:
-        """Collect the last arrival, if any."""
-        if self._arrived_at is not None:
-            yield SERIES.gauge("gpuwarden_remediator_watchdog_timestamp_seconds", self._arrived_at)
+        """Collect the last arrival, of this process or of an earlier one."""
+        at = self._arrived_at
+        if at is None:
+            with suppress(DatabaseError):
+                at = self._ledger.chain.watchdog_at()
+        if at is not None:
+            yield SERIES.gauge("gpuwarden_remediator_watchdog_timestamp_seconds", at)

@@ -98,7 +98,7 @@ def create_app(
         },
     )
     inbox = Inbox(ledger, host=host)
-    watchdog = Watchdog()
+    watchdog = Watchdog(ledger)
     registry.register(watchdog)
     reconciler = Reconciler(alertmanagers, inbox, alerts_max=alerts_max, registry=registry)
     app = FastAPI(title="gpuwarden remediator", version=__version__, docs_url=None, redoc_url=None)
@@ -126,6 +126,7 @@ def create_app(
             raise HTTPException(400, f"not an Alertmanager payload: {str(error)[:300]}") from None
         if any(each.firing and is_watchdog(each) for each in found):
             watchdog.mark(now=time.time())
+            inbox.keep_watchdog()
         try:
             accepted, refused = await _wait_until_stored(inbox.take(found, refusals))
         except DatabaseError as error:

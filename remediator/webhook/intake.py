@@ -34,6 +34,7 @@ class Inbox:
         self._ledger = ledger
         self._host = host
         self._group_commit = GroupCommit(self._write)
+        self._watchdogs = GroupCommit(self._mark_watchdogs)
 
     def take(self, found: Sequence[alerts.Alert], refusals: Sequence[alerts.Refusal]) -> "Future[tuple[int, int]]":
         """Store delivered alerts and refusals. Returns the numbers of accepted and refused ones.
@@ -46,6 +47,10 @@ class Inbox:
         nothing: Future[tuple[int, int]] = Future()
         nothing.set_result((0, 0))
         return nothing
+
+    def keep_watchdog(self) -> None:
+        """Store an arrival of the watchdog alert, if the ledger answers."""
+        self._watchdogs(None)
 
     def newest_alert(self) -> int:
         """The newest stored alert, to be read before an Alertmanager is queried: see `take_listed`."""
@@ -68,6 +73,10 @@ class Inbox:
         if over:
             log.info("listed alerts already resolved", count=len(over))
         return len(accepted) - len(over), _log_refused(refused)
+
+    def _mark_watchdogs(self, arrived: Sequence[None]) -> Sequence[None]:
+        self._ledger.chain.mark_watchdog()
+        return arrived
 
     def _write(self, payloads: Sequence[_Payload]) -> list[tuple[int, int]]:
 

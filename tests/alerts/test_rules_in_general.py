@@ -12,6 +12,7 @@ import yaml
 
 from deploy.standalone import debian_packages
 from exporter import reference
+from testbed.check_release import acts
 from tests.alerts.scenes import END_S, FAULTS, FIXED_S, LIMIT_S, SCENES, Fault, Scene, firing_series
 from tests.alerts.test_literals import rules
 from tests.asking import PLAIN
@@ -54,7 +55,7 @@ ALSO_READ: Final = {
 
 def acting_alerts() -> list[str]:
     """Alerts with a remedy."""
-    return sorted(rule["alert"] for rule in rules() if "remedy" in rule.get("labels", {}))
+    return sorted(rule["alert"] for rule in rules() if acts(rule.get("labels", {})))
 
 
 def alerts_with_scene() -> list[str]:

@@ -77,6 +77,8 @@ class FullReports(Reports):
             quarantines_refused=1,
             steps={("did", "stop"): 1},
             executor=(True, 0.0, 1, True),
+            drills=[(1, "h1")],
+            drill_passed_at=1.0,
             orders=Orders(),
             now=0.0,
         )

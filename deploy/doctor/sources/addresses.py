@@ -11,8 +11,8 @@ from deploy.doctor.facts import Place, Runs
 from gpuwarden.db.running_up import LEDGER_ENV, QUEUE_ENV, RUNTIME_DIR_ENV, of_up, started_with
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.reporter import DEFAULT_DIR
+from remediator.commands.addresses import ACCESS, ADDRESSES
 from remediator.commands.open_ledger import ledger_url, queue_url
-from remediator.commands.status import ACCESS, ADDRESSES
 
 ENV_FILE: Final = Path("/etc/gpuwarden/gpuwarden.env")
 """Environment file of the services, as `gpuwarden init` installs it."""

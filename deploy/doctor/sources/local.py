@@ -17,9 +17,9 @@ from deploy.doctor.sources.rights import is_denied
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.open import check_there as check_queue_there
 from gpuwarden.reporter import host_key
+from remediator.commands.addresses import NONE
 from remediator.commands.notify import FILE_ENV
 from remediator.commands.open_ledger import existing
-from remediator.commands.status import NONE
 
 
 def read_key(addresses: Addresses) -> str | Unread:

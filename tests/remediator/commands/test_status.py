@@ -22,6 +22,7 @@ from gpuwarden.db.errors import DatabaseError
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.claims import LOCKED_BY_ERRORS
 from remediator.commands import open_ledger, status
+from remediator.commands.addresses import ADDRESSES
 from remediator.ledger.health import Health
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome, Wait
@@ -592,7 +593,7 @@ def test_almost_full_disk_is_reported(ask: Callable[..., Said], monkeypatch: pyt
 
 
 def test_missing_ledger_costs_only_its_lines(tmp_path: Path, parts: Parts, capsys: pytest.CaptureFixture[str]) -> None:
-    urls = [option for name in status.ADDRESSES for option in (f"--{name}", parts.url)]
+    urls = [option for name in ADDRESSES for option in (f"--{name}", parts.url)]
 
     code = main(["status", "--ledger", f"sqlite:///{tmp_path}/ledgr.db", "--queue-db", "none", *urls])
 

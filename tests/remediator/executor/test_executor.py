@@ -16,7 +16,7 @@ from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.migrate import NewerTablesError
 from gpuwarden.queue import JobStore
 from remediator.executor.executor import Pools
-from remediator.ledger.executors import Executors
+from remediator.ledger.chain import Executors
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Facts
 from remediator.remedies import REMEDIES

@@ -23,6 +23,7 @@ from remediator.remedies.guards import Act, Order
 from remediator.webhook.intake import Inbox
 from remediator.webhook.reconcile import Reconciler
 from tests.remediator.builders import HOST, NOW, REBORN, alert, server_alert
+from tests.remediator.ledger.test_chain import drill_alert
 from tests.remediator.ledger.test_ledger import BEGIN, REFUSAL, accept, advance, begins, begun, opened, read
 from tests.waiting import together
 
@@ -410,10 +411,13 @@ def test_every_published_series_is_listed(ledger: Ledger, tmp_path: Path) -> Non
     ledger.executors.beat(host=HOST, pid=1, armed=True, started_at=NOW, errors=0, now=NOW)
     third = opened(ledger, worker="w3")
     ledger.journal.wait(third.episode_id, Wait(reason=Reason.GIVEN_UP, message="it does not run"), now=NOW)
+    drill = ledger.chain.start([HOST], who="ann", timeout_s=60.0)[0]
+    ledger.inbox.accept([drill_alert(drill.drill_id)], [], now=NOW)
+    ledger.inbox.take_new(HOST, now=NOW)
     ledger.inbox.accept([alert()], [], now=NOW)
     registry = page(ledger)
     Reconciler([], Inbox(ledger, host=HOST), alerts_max=1, registry=registry)
-    watchdog = Watchdog()
+    watchdog = Watchdog(ledger)
     watchdog.mark(now=NOW)
     registry.register(watchdog)
     (tmp_path / "notify.toml").touch()
