@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from email import message_from_bytes
-from email.message import Message
+from email.message import EmailMessage
 from email.policy import default
-from typing import Any
 
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, Envelope, Session
@@ -42,11 +41,12 @@ class Mailbox:
         """Keep a mail for each recipient. Called by the server."""
         content = envelope.content
         assert isinstance(content, bytes)
-        found: Message[Any, Any] = message_from_bytes(content, policy=default)
-        text = found.get_payload(decode=True)
-        assert isinstance(text, bytes)
+        found = message_from_bytes(content, policy=default)
+        assert isinstance(found, EmailMessage)
+        body = found.get_body(("plain", "html"))
+        assert body is not None
         for to in envelope.rcpt_tos:
-            self.mails.append(Mail(to=to, subject=str(found["Subject"]), text=text.decode().replace("\r\n", "\n")))
+            self.mails.append(Mail(to=to, subject=str(found["Subject"]), text=body.get_content().replace("\r\n", "\n")))
         return "250 OK"
 
 

@@ -1,22 +1,16 @@
 """Receivers of operators: their URLs, the configuration for Alertmanager, and a mail through the real one."""
 
-import email
-import email.policy
-from collections.abc import Iterator
-from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from aiosmtpd.controller import Controller
-from aiosmtpd.smtp import Envelope
 
 from deploy.standalone import init, receivers
 from deploy.standalone.config_files import Intervals, alertmanager_config
-from deploy.standalone.ports import free_ports
 from testbed.check_release import run_part
 from tests.deploy.test_alertmanager import DOWN, STALL, alertmanager, program
+from tests.mailbox import mail_server
 from tests.remediator.alertmanager import send_alerts
 from tests.waiting import eventually
 
@@ -120,43 +114,14 @@ def test_init_writes_and_keeps_the_receivers(tmp_path: Path, capsys: pytest.Capt
     assert "are not sent, not even those about gpuwarden itself" in capsys.readouterr().out
 
 
-class Mailbox:
-    """Keeps the mails that an SMTP server received."""
-
-    def __init__(self) -> None:
-        self.mails: list[EmailMessage] = []
-
-    async def handle_DATA(self, _server: object, _session: object, envelope: Envelope) -> str:  # noqa: N802
-        """Keep one mail."""
-        assert isinstance(envelope.content, bytes)
-        parsed = email.message_from_bytes(envelope.content, policy=email.policy.default)
-        assert isinstance(parsed, EmailMessage)
-        self.mails.append(parsed)
-        return "250 OK"
-
-
-@pytest.fixture
-def mail_server() -> Iterator[tuple[str, Mailbox]]:
-    """A real SMTP server: its address, and its mailbox."""
-    mailbox, (port,) = Mailbox(), free_ports(1)
-    controller = Controller(mailbox, hostname="127.0.0.1", port=port)
-    controller.start()
-    try:
-        yield f"127.0.0.1:{port}", mailbox
-    finally:
-        controller.stop()
-
-
 @pytest.mark.needs_parts
-def test_a_mail_about_an_alert_for_operators_arrives(mail_server: tuple[str, Mailbox], tmp_path: Path) -> None:
-    server, mailbox = mail_server
-    url = f"mailto://{server}?from=gpuwarden@example.com&to=ops@example.com"
-    with alertmanager(tmp_path, integrations=receivers.configs([url], tmp_path)) as address:
-        send_alerts(address, DOWN, STALL)
-        eventually(lambda: bool(mailbox.mails), "a mail arrives")
+def test_a_mail_about_an_alert_for_operators_arrives(tmp_path: Path) -> None:
+    with mail_server() as mailbox:
+        urls = [f"{mailbox.url}&to=ops@example.com"]
+        with alertmanager(tmp_path, integrations=receivers.configs(urls, tmp_path)) as address:
+            send_alerts(address, DOWN, STALL)
+            eventually(lambda: bool(mailbox.mails), "a mail arrives")
 
-    mail = mailbox.mails[0]
-    assert (mail["From"], mail["To"]) == ("gpuwarden@example.com", "ops@example.com")
-    assert "GpuwardenExporterDown" in mail["Subject"]
-    assert "GpuwardenJobStalled" not in str(mail)
-    assert len(mailbox.mails) == 1
+    assert [mail.to for mail in mailbox.mails] == ["ops@example.com"]
+    assert "GpuwardenExporterDown" in mailbox.mails[0].subject
+    assert "GpuwardenJobStalled" not in mailbox.mails[0].text
