@@ -8,6 +8,7 @@ import argparse
 import os
 import re
 import selectors
+import shlex
 import signal
 import socket
 import sys
@@ -74,6 +75,7 @@ def command(argv: list[str]) -> int:
         steps = Steps(pattern=arguments.steps_from, total=arguments.steps_total)
     elif arguments.steps_total is not None:
         parser.error("--steps-total needs --steps-from")
+    url = None if arguments.notify is None else _url(arguments.notify)
     name = arguments.name or default_name(cmd)
     directory = runtime_dir(arguments.runtime_dir, say=say)
     reporter = Reporter(directory, worker=name, queue=RUN_QUEUE, heartbeat_s=0)
@@ -87,12 +89,29 @@ def command(argv: list[str]) -> int:
         run = Run(cmd, reporter, limits, name=name, policy=Policy(arguments.restart), steps=steps)
         run.announce()
         try:
-            code = run.until_done()
+            code, failure = run.until_done()
         except CommandError as error:
             say(str(error))
-            code = error.exit_code
+            code, failure = error.exit_code, str(error)
         files.remove_process(reporter.folder, name)
-        return code
+    if url is not None and failure is not None:
+        _notify(url, name, cmd, failure)
+    return code
+
+
+def _url(address: str) -> str:
+    from gpuwarden.notify.person import url_of  # noqa: PLC0415 - a run without --notify needs less memory
+
+    return url_of(address)
+
+
+def _notify(url: str, name: str, cmd: Sequence[str], failure: str) -> None:
+    """Notify a person that the command failed."""
+    from gpuwarden.notify.person import send  # noqa: PLC0415 - as in _url
+
+    body = f"Command {shlex.join(cmd)[:500]}, worker {name} of {socket.gethostname()}, was not started again.\n"
+    error = send(url, f"[gpuwarden] {name} failed", f"{body}Reason: {failure}\nNext: read its output")
+    say("notification sent" if error is None else f"notification not sent: {error}")
 
 
 class Run:
@@ -143,8 +162,11 @@ class Run:
         elif not executor.armed:
             say("dry run: a hang is recorded and nothing is ended; `gpuwarden arm` changes this")
 
-    def until_done(self) -> int:
-        """Run the command until it ends and is not started again. Returns the exit code."""
+    def until_done(self) -> tuple[int, str | None]:
+        """Run the command until it ends and is not started again.
+
+        Returns the exit code, and how it failed unless a person ended it.
+        """
         become_subreaper()
         wakeup, sender = socket.socketpair()
         for each in (wakeup, sender):
@@ -166,12 +188,13 @@ class Run:
             )
             what = str(end) if condition is None else f"ended by gpuwarden: {condition}"
             if delay_s is None:
-                if condition is not None or end.exit_code:
+                failed = condition is not None or bool(end.exit_code)
+                if failed:
                     say(f"{what}; not started again")
-                return code
+                return code, what if failed and not self._by_person else None
             say(f"{what}; started again in {delay_s:g} s")
             if not self._wait(delay_s):
-                return code
+                return code, None
             attempt += 1
 
     def _run_once(self, attempt: int) -> tuple[End, Condition | None]:
@@ -461,6 +484,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps-from", type=_pattern, metavar="REGEX", help="each output line with a match is a step")
     parser.add_argument("--steps-total", type=_count, metavar="N",
                         help="planned steps, for a progress bar at a terminal; with --steps-from")  # fmt: skip
+    parser.add_argument("--notify", metavar="ADDRESS", help="mail address (needs $GPUWARDEN_MAIL_SERVER) or Apprise "
+                        "URL, notified when the command has failed and is not started again")  # fmt: skip
     parser.add_argument("--runtime-dir", type=Path, help="folder of state files (default: $GPUWARDEN_RUNTIME_DIR, else "
                         "that of the running `gpuwarden up`)")  # fmt: skip
     return parser

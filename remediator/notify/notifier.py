@@ -59,7 +59,7 @@ class Notifier(Collector):
         self._sending: dict[str, threading.Thread] = {}
         self._counts: Counter[str] = Counter()
         self._last_error = "", 0.0
-        self._next_clean_at = self._next_alarm_at = 0.0
+        self._next_clean_at = 0.0
 
     def __enter__(self) -> Self:
         """Start the thread."""
@@ -113,6 +113,13 @@ class Notifier(Collector):
         if now >= self._next_clean_at:
             self._next_clean_at = now + CLEAN_S
             notices.delete_old(now=now)
+            self._log_failing(now)
+
+    def _log_failing(self, now: float) -> None:
+        unsent = self._ledger.notices.unsent()
+        if unsent.failing_since is not None and now - unsent.failing_since >= CLEAN_S:
+            for_s, reason = round(now - unsent.failing_since), unsent.failing[0][1]
+            log.error("notifications fail", for_s=for_s, waiting=unsent.waiting, reason=reason)
 
     def wait_until_sent(self, timeout_s: float) -> None:
         """Wait for the messages on their way."""

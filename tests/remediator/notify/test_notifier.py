@@ -1,5 +1,7 @@
 """Notices of the ledger become messages: once, in one digest, again after a failure, and never with a secret."""
 
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -14,6 +16,7 @@ from remediator.ledger.ledger import Ledger
 from remediator.ledger.notices import GATHER_S, RETRY_S, STORM, STORM_S, Notice
 from remediator.notify.messages import Message
 from remediator.notify.notifier import Notifier
+from remediator.notify.sender import Sender
 from remediator.remedies.guards import Act, Order
 from tests.mailbox import listening, new_mailbox
 from tests.remediator.builders import HOST, NOW
@@ -132,7 +135,9 @@ def test_nothing_is_lost_while_the_server_is_down_for_ten_minutes(
     assert all(f"The chain {second} is dead." in message.body for second in range(0, 600, 30))
 
 
-def test_a_notice_is_dropped_after_an_hour_of_failures(ledger: Ledger, notifier: Notifier, server: Server) -> None:
+def test_a_notice_is_dropped_after_an_hour_of_failures(
+    ledger: Ledger, notifier: Notifier, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.error = "connection refused"
     raise_event(ledger)
     for second in range(0, int(RETRY_S) + 900, 60):
@@ -144,6 +149,9 @@ def test_a_notice_is_dropped_after_an_hour_of_failures(ledger: Ledger, notifier:
     ((_, message),) = server.got
     assert "The chain 2" in message.body
     assert "The chain 1" not in message.body
+    said = capsys.readouterr().out
+    assert "notifications fail" in said
+    assert "notifications dropped after an hour" in said
 
 
 def test_a_corrected_file_reaches_an_administrator_who_waited(
@@ -248,6 +256,16 @@ def test_events_before_the_first_start_are_not_reported(
             turn(notifier, NOW + second)
 
     assert server.got == []
+
+
+def test_a_server_that_does_not_answer_costs_one_timeout() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        url = f"mailto://127.0.0.1:{silent.getsockname()[1]}?from=a@example.com&to=b@example.com"
+        began_s = time.monotonic()
+        error = Sender(timeout_s=2)(url, Message(title="t", body="b"))
+
+    assert error == "no answer within 2 s"
+    assert time.monotonic() - began_s < 10
 
 
 @pytest.mark.slow

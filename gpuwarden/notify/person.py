@@ -1,0 +1,54 @@
+"""Notify a person from this process, as `gpuwarden run --notify` does."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Final
+
+from gpuwarden.notify.address import AddressError, by_mail_server, check, is_mail
+
+MAIL_SERVER_ENV: Final = "GPUWARDEN_MAIL_SERVER"
+TIMEOUT_S: Final = 20.0
+PAUSES_S: Final = (0.0, 5.0, 20.0)
+"""Pauses before the attempts, seconds."""
+
+
+def url_of(address: str) -> str:
+    """The Apprise URL of an address.
+
+    Raises:
+        AddressError: it is invalid, or a mail address without a mail server.
+    """
+    check(address)
+    if not is_mail(address):
+        return address
+    if not (server := os.environ.get(MAIL_SERVER_ENV, "")):
+        raise AddressError(
+            f"a mail address needs ${MAIL_SERVER_ENV}, such as mailtos://USER:PASSWORD@smtp.example.com?from=ADDRESS"
+        )
+    return check(by_mail_server(address, server))
+
+
+def send(url: str, title: str, body: str) -> str | None:
+    """Send a message, with a few attempts; returns the last error."""
+    error: str | None = None
+    for pause_s in PAUSES_S:
+        time.sleep(pause_s)
+        error = _attempt(json.dumps({"url": url, "title": title, "body": body}))
+        if error is None:
+            break
+    return error
+
+
+def _attempt(message: str) -> str | None:
+    command = [sys.executable, "-P", "-m", "gpuwarden.notify.send"]
+    try:
+        sent = subprocess.run(command, input=message, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        error: str | None = json.loads(sent.stdout)["error"]
+    except subprocess.TimeoutExpired:
+        return f"no answer within {TIMEOUT_S:g} s"
+    except (OSError, ValueError, subprocess.CalledProcessError) as failed:
+        return f"the sending process failed: {type(failed).__name__}"
+    return error
