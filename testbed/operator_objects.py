@@ -42,7 +42,7 @@ def alertmanager() -> str:
     config = yaml.safe_load(alertmanager_config(webhook=webhook, token_file=Path("token"), intervals=Intervals()))
     watchdog, remedies = (_camel(each) for each in config["route"]["routes"] if each["receiver"] == "gpuwarden")
     # All other alerts stay with the routes of Alertmanager itself, also those that the remediator would refuse.
-    remedies["matchers"] = _matchers([f'remedy=~"{"|".join(REMEDIES)}"', 'host!=""'])
+    remedies["matchers"] = _matchers([f'remedy=~"{"|".join(REMEDIES)}"', 'host=~".+"'])
     inhibitions = [_camel(each) for each in config["inhibit_rules"]]
     objects = [
         _config("gpuwarden-watchdog", watchdog, webhook),
@@ -73,5 +73,8 @@ def _matchers(texts: Sequence[str]) -> list[Object]:
     matchers = []
     for text in texts:
         name, kind, value = re.fullmatch(r'(\w+)(=~|!~|!=|=)"(.*)"', text).groups()  # type: ignore[union-attr]
+        if not value:
+            # An empty text does not survive a server-side apply by Helm.
+            kind, value = {"=": "!~", "!=": "=~"}[kind], ".+"
         matchers.append({"name": name, "matchType": kind, "value": value})
     return matchers

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import yaml
@@ -24,6 +25,15 @@ GPU_LABEL: Final = "nvidia.com/gpu.present"
 KINDS: Final = "namespaces,clusterroles,clusterrolebindings"
 """The kinds of the manifests that are in no namespace."""
 
+SETTINGS: Final = MappingProxyType(
+    {
+        "GPUWARDEN_EXPORTER_SIMULATE_GPU": "/gpus/gpus.json",
+        "GPUWARDEN_EXPORTER_POD_RESOURCES": "none",  # the test image has no libstdc++, which gRPC needs
+        "GPUWARDEN_REMEDIATOR_SEATS": "on",
+    }
+)
+"""Settings of workloads with `patch`."""
+
 WEB: Final = "bearer_token_file: token\n"
 TOKEN: Final = "the-token-of-alertmanager"
 AS_ALERTMANAGER: Final = {"Authorization": f"Bearer {TOKEN}"}
@@ -38,32 +48,13 @@ def kustomize(folder: Path) -> list[dict[str, Any]]:
 def runnable(name: str, folder: Path, literals: Sequence[str] = ()) -> Path:
     """An overlay in a new folder, whose containers run this checkout, with the GPUs of its file `gpus.json`."""
     folder.mkdir()
-    patches = []
-    for each in kustomize(MANIFESTS / name):
-        if each["kind"] in ("DaemonSet", "Deployment"):
-            spec = each["spec"]["template"]["spec"]
-            command = [pods.python(), "-m", "gpuwarden"]
-            its: dict[str, Any] = {
-                "initContainers": [{"name": of["name"], "image": BASE} for of in spec.get("initContainers", ())],
-                "containers": [{"name": of["name"], "image": BASE, "command": command} for of in spec["containers"]],
-            }
-            named = {"name": each["metadata"]["name"], "namespace": SPACE}
-            kind = {"apiVersion": each["apiVersion"], "kind": each["kind"], "metadata": named}
-            template = pods.with_project({"spec": its})
-            its["volumes"].append({"name": "gpus", "hostPath": {"path": str(folder)}})
-            for of in its["containers"]:
-                of["volumeMounts"].append({"name": "gpus", "mountPath": "/gpus"})
-            patches.append({"patch": json.dumps({**kind, "spec": {"template": template}})})
+    workloads = [each for each in kustomize(MANIFESTS / name) if each["kind"] in ("DaemonSet", "Deployment")]
+    patches = [{"patch": json.dumps(patch(each, folder))} for each in workloads]
     settings = {
         "name": "gpuwarden-settings",
         "namespace": SPACE,
         "behavior": "merge",
-        "literals": [
-            "GPUWARDEN_EXPORTER_SIMULATE_GPU=/gpus/gpus.json",
-            "GPUWARDEN_EXPORTER_POD_RESOURCES=none",  # the test image has no libstdc++, which gRPC needs
-            "GPUWARDEN_REMEDIATOR_SEATS=on",
-            *literals,
-        ],
+        "literals": [*(f"{name}={value}" for name, value in SETTINGS.items()), *literals],
     }
     kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
     resources = [os.path.relpath(MANIFESTS / name, folder)]
@@ -72,6 +63,23 @@ def runnable(name: str, folder: Path, literals: Sequence[str] = ()) -> Path:
     )
     write_gpus(folder, [{}])
     return folder
+
+
+def patch(workload: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A strategic merge patch, by which the pods of a workload run this checkout with the GPUs of the folder."""
+    spec = workload["spec"]["template"]["spec"]
+    command = [pods.python(), "-m", "gpuwarden"]
+    its: dict[str, Any] = {
+        "initContainers": [{"name": of["name"], "image": BASE} for of in spec.get("initContainers", ())],
+        "containers": [{"name": of["name"], "image": BASE, "command": command} for of in spec["containers"]],
+    }
+    named = {"name": workload["metadata"]["name"], "namespace": SPACE}
+    kind = {"apiVersion": workload["apiVersion"], "kind": workload["kind"], "metadata": named}
+    template = pods.with_project({"spec": its})
+    its["volumes"].append({"name": "gpus", "hostPath": {"path": str(folder)}})
+    for of in its["containers"]:
+        of["volumeMounts"].append({"name": "gpus", "mountPath": "/gpus"})
+    return {**kind, "spec": {"template": template}}
 
 
 def write_gpus(folder: Path, held_mib: Sequence[Mapping[int, int]]) -> None:

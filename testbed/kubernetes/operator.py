@@ -105,15 +105,19 @@ def alertmanager_config(
 
 
 def scrape_configs(
-    monitor: Mapping[str, Any], kubeconfig: str, secret: Callable[[str, str], str]
+    monitor: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], secret: Callable[[str, str], str]
 ) -> list[dict[str, Any]]:
-    """The scrape configurations of a PodMonitor."""
+    """The scrape configurations of a PodMonitor.
+
+    Debian's Prometheus cannot ask Kubernetes. The targets of `pods` have the labels that it would give them.
+    """
     its, space = monitor["spec"], monitor["metadata"]["namespace"]
     pod = "__meta_kubernetes_pod_"
+    targets = [target for each in pods for target in _targets(each)]
     configs = []
     for number, endpoint in enumerate(its["podMetricsEndpoints"]):
         keep = [
-            {"action": "keep", "source_labels": [f"{pod}label_{re.sub('[^a-zA-Z0-9_]', '_', name)}"], "regex": value}
+            {"action": "keep", "source_labels": [f"{pod}label_{_label(name)}"], "regex": value}
             for name, value in its["selector"]["matchLabels"].items()
         ]
         keep.append({"action": "keep", "source_labels": [f"{pod}container_port_name"], "regex": endpoint["port"]})
@@ -124,10 +128,9 @@ def scrape_configs(
             {"target_label": "job", "replacement": f"{space}/{monitor['metadata']['name']}"},
             {"target_label": "endpoint", "replacement": endpoint["port"]},
         ]
-        found = {"role": "pod", "namespaces": {"names": [space]}, "kubeconfig_file": kubeconfig}
         config: dict[str, Any] = {
             "job_name": f"podMonitor/{space}/{monitor['metadata']['name']}/{number}",
-            "kubernetes_sd_configs": [found],
+            "static_configs": targets,
             "scrape_interval": endpoint["interval"],
             "relabel_configs": [*keep, *own, *(_snake(each) for each in endpoint["relabelings"])],
         }
@@ -136,6 +139,33 @@ def scrape_configs(
             config["authorization"] = {"credentials": secret(credentials["name"], credentials["key"])}
         configs.append(config)
     return configs
+
+
+def _targets(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A target for each port of a pod."""
+    its, prefix = pod["metadata"], "__meta_kubernetes_pod_"
+    labels = {f"{prefix}label_{_label(name)}": value for name, value in its["labels"].items()}
+    labels |= {
+        "__meta_kubernetes_namespace": its["namespace"],
+        f"{prefix}name": its["name"],
+        f"{prefix}node_name": pod["spec"]["nodeName"],
+    }
+    return [
+        {
+            "targets": [f"{pod['status']['podIP']}:{port['containerPort']}"],
+            "labels": {
+                **labels,
+                f"{prefix}container_name": container["name"],
+                f"{prefix}container_port_name": port["name"],
+            },
+        }
+        for container in pod["spec"]["containers"]
+        for port in container.get("ports", ())
+    ]
+
+
+def _label(name: str) -> str:
+    return re.sub(r"\W", "_", name)
 
 
 def _snake(its: Mapping[str, Any]) -> dict[str, Any]:
