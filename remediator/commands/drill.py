@@ -18,7 +18,7 @@ from gpuwarden.format import Parser, count_of, format_duration, operator_name, s
 from remediator.commands.addresses import NONE, add_addresses
 from remediator.commands.open_ledger import add_ledger, existing
 from remediator.commands.status import BEAT_MAX_S, GONE_S, TIMEOUT_S
-from remediator.ledger.chain import Drill
+from remediator.ledger.chain import INTERRUPTED, Drill
 from remediator.ledger.ledger import Ledger
 
 POLL_S: Final = 0.1
@@ -104,7 +104,7 @@ def run(ledger: Ledger, wanted: argparse.Namespace) -> Result:
             broken = watch.until_over(hops)
     finally:
         passed = all(each.passed for each in hops)
-        name = None if passed else "interrupted" if broken is None else broken.name
+        name = None if passed else INTERRUPTED if broken is None else broken.name
         ledger.chain.end({each.drill_id: name for each in drills})
     return conclude(hops, broken, took_s=time.monotonic() - began_s)
 

@@ -29,7 +29,7 @@ from remediator.commands.addresses import ACCESS, ADDRESSES, NONE, add_sources
 from remediator.commands.open_ledger import existing
 from remediator.commands.orders import span
 from remediator.commands.watched import QUERY, WatchedHost, list_watched, read_watched
-from remediator.ledger.chain import ExecutorHeartbeat
+from remediator.ledger.chain import DEAD_S, INTERRUPTED, ExecutorHeartbeat
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import HeldEpisode
 from remediator.plan import Outcome
@@ -295,6 +295,7 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
     alert_at = ledger.inbox.last_alert_at()
     says = "none yet" if alert_at is None else f"last one {format_duration(report.at - alert_at)} ago"
     report.parts.append(Part(name="alerts", ok=None if alert_at is None else True, says=says))
+    report.parts += _chain(ledger, wanted.host, now=report.at)
     report.parts.append(_notifications(ledger, now=report.at))
     report.armed = list(_armed(orders, [each.host for each in executing]))
     report.breaker, report.pauses = orders.breaker(), orders.pauses(host=wanted.host, now=report.at)
@@ -306,6 +307,28 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
         )
         if each.reason not in (Reason.ACKNOWLEDGED, Reason.STARTED_ELSEWHERE)
     ]
+
+
+def _chain(ledger: Ledger, host: str | None, *, now: float) -> Iterator[Part]:
+    """When the watchdog alert and the alerts of drills last arrived."""
+    arrival, todo = ledger.chain.watchdog(), "run `gpuwarden drill`: it names the broken link"
+    if arrival is None:
+        yield Part(name="watchdog", ok=None, says="none yet")
+    else:
+        says = f"last one {format_duration(now - arrival.at)} ago"
+        yield Part(name="watchdog", ok=now - arrival.at <= DEAD_S, says=says, todo=todo)
+    drills = ledger.chain.last(host=host)
+    broken = [each for each in drills if each.broken not in (None, INTERRUPTED)]
+    passed = [each.decided_at for each in drills if each.decided_at is not None]
+    if broken:
+        first = broken[0]
+        says = f"drill of {first.host} {format_duration(now - first.started_at)} ago ended at {first.broken}"
+        yield Part(name="drill", ok=False, says=says, todo="run `gpuwarden drill` again: it names the repair")
+    elif passed:
+        hosts = count_of(len(passed), "host")
+        yield Part(name="drill", ok=True, says=f"last one passed {format_duration(now - min(passed))} ago on {hosts}")
+    else:
+        yield Part(name="drill", ok=None, says="none yet")
 
 
 def _notifications(ledger: Ledger, *, now: float) -> Part:

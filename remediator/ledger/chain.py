@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, delete, func, insert, select, true, update
+from sqlalchemy import Connection, case, delete, func, insert, select, true, update
 
 from gpuwarden.db.migrate import refuse_other_revisions
 from gpuwarden.db.transactions import reading, upsert, writing
@@ -15,11 +15,15 @@ from remediator.ledger.schema import ALERTS, ARRIVALS, DRILLS, EXECUTORS, LEDGER
 KEPT_S: Final = 90 * 86400.0
 """Retention of drills, seconds."""
 
+DEAD_S: Final = 300.0
+"""The chain is dead if the watchdog alert has not arrived for this long, seconds. It arrives once a minute."""
+
 NEWEST_MAX: Final = 1000
 """Most new alerts that are searched for those of a drill."""
 
+INTERRUPTED: Final = "interrupted"
+
 WATCHDOG: Final = "watchdog"
-"""The row of the watchdog alert."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +104,20 @@ class Drill:
     broken: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class WatchdogArrival:
+    """The last arrival of the watchdog alert, and the last time without one for `DEAD_S`. Unix seconds."""
+
+    at: float
+    gap_from: float | None
+    gap_to: float | None
+
+
 class Chain(LedgerPart):
     """Drills, and arrivals of the watchdog alert."""
 
     def start(self, hosts: Collection[str], *, who: str, timeout_s: float) -> list[Drill]:
-        """Start a drill of each host, and delete those of long ago."""
+        """Start a drill of each host, and delete old ones."""
         now = self._clock.now()
         with writing(self._engine) as connection:
             connection.execute(delete(DRILLS).where(DRILLS.c.started_at < now - KEPT_S))
@@ -114,7 +127,7 @@ class Chain(LedgerPart):
         return self.read(ids)
 
     def read(self, drill_ids: Collection[int]) -> list[Drill]:
-        """Read drills, also the arrival of alerts that no executor has taken."""
+        """Read drills, also alerts that no executor has taken."""
         with reading(self._engine) as connection:
             found = _read(connection, drill_ids)
             if all(each.delivered_at is not None for each in found):
@@ -145,19 +158,20 @@ class Chain(LedgerPart):
 
     def mark_watchdog(self) -> None:
         """Note an arrival of the watchdog alert."""
-        row = {"at": self._clock.now()}
+        now = self._clock.now()
         with writing(self._engine) as connection:
-            connection.execute(
-                upsert(connection, ARRIVALS)
-                .values(name=WATCHDOG, **row)
-                .on_conflict_do_update(index_elements=[ARRIVALS.c.name], set_=row)
-            )
+            first = upsert(connection, ARRIVALS).values(name=WATCHDOG, at=now)
+            was = ARRIVALS.c.at
+            long = was < now - DEAD_S
+            gap = {"gap_from": case((long, was), else_=ARRIVALS.c.gap_from)}
+            gap["gap_to"] = case((long, now), else_=ARRIVALS.c.gap_to)
+            connection.execute(first.on_conflict_do_update(index_elements=[ARRIVALS.c.name], set_={"at": now, **gap}))
 
-    def watchdog_at(self) -> float | None:
-        """When the watchdog alert last arrived at a webhook of this ledger, Unix seconds."""
+    def watchdog(self) -> WatchdogArrival | None:
+        """The last arrival of the watchdog alert at a webhook of this ledger; `None` if it never arrived."""
         with reading(self._engine) as connection:
-            at: float | None = connection.scalar(select(ARRIVALS.c.at).where(ARRIVALS.c.name == WATCHDOG))
-            return at
+            row = connection.execute(select(ARRIVALS).where(ARRIVALS.c.name == WATCHDOG)).one_or_none()
+        return None if row is None else WatchdogArrival(at=row.at, gap_from=row.gap_from, gap_to=row.gap_to)
 
 
 def open_drills(connection: Connection, now: float) -> list[tuple[int, str]]:
@@ -175,7 +189,7 @@ def last_passed(connection: Connection, host: str) -> float | None:
 def decide(
     connection: Connection, arrived: Sequence[tuple[Mapping[str, str], float]], *, host: str, now: float
 ) -> None:
-    """Note that the executor of a host took these alerts of drills: their labels and arrivals."""
+    """Note that the executor of a host took these alerts."""
     for labels, received_at in arrived:
         its = DRILLS.c.drill_id == drill_number(labels), DRILLS.c.host == host, DRILLS.c.decided_at.is_(None)
         connection.execute(update(DRILLS).where(*its).values(delivered_at=received_at, decided_at=now))

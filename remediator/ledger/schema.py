@@ -270,6 +270,8 @@ ARRIVALS = Table(
     METADATA,
     Column("name", String, primary_key=True),  # watchdog
     Column("at", Float, nullable=False),
+    Column("gap_from", Float),  # the last long time without an arrival
+    Column("gap_to", Float),
 )
 
 

@@ -317,6 +317,7 @@ class Watchdog(Collector):
         at = self._arrived_at
         if at is None:
             with suppress(DatabaseError):
-                at = self._ledger.chain.watchdog_at()
+                stored = self._ledger.chain.watchdog()
+                at = None if stored is None else stored.at
         if at is not None:
             yield SERIES.gauge("gpuwarden_remediator_watchdog_timestamp_seconds", at)

@@ -6,10 +6,12 @@ Each event has a key, so that it becomes one notice per recipient, also with sev
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from gpuwarden.format import format_duration, format_time
 from gpuwarden.job import Kind
 from gpuwarden.queue import Event, JobStore
 from gpuwarden.queue.models import PersonsJob
 from gpuwarden.queue.outbox import Outbox
+from remediator.ledger.chain import DEAD_S
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.notices import Notice
 from remediator.notify.messages import describe
@@ -17,6 +19,9 @@ from remediator.settings.notify_file import NotifySettings
 
 CONSUMER: Final = "notifications"
 """Consumer of the queue's events."""
+
+BACK_S: Final = 3600.0
+"""For how long it is news that alerts arrive again, seconds."""
 
 KINDS: Final = frozenset({Kind.FAILED, Kind.BLOCKED})
 
@@ -30,6 +35,7 @@ class Events:
         self._queue: JobStore | None = None
         self._stored = frozenset[str]()
         self._begun = False
+        self._began_at: float | None = None
 
     def close(self) -> None:
         """Close the queue."""
@@ -68,6 +74,22 @@ class Events:
         if breaker is not None:
             title, text = describe("breaker", reason=breaker.reason)
             yield Notice(key=f"breaker {breaker.order_id}", kind="breaker", title=title, text=text, at=now)
+        yield from self._of_chain(now)
+
+    def _of_chain(self, now: float) -> Iterator[Notice]:
+        """The watchdog alert stops or comes again. After a start of this process it has time to arrive."""
+        began_at = self._began_at = now if self._began_at is None else self._began_at
+        arrival = self._ledger.chain.watchdog()
+        if arrival is None:
+            return
+        if now - max(arrival.at, began_at) > DEAD_S:
+            title, text = describe("chain", at=format_time(arrival.at), ago=format_duration(now - arrival.at))
+            yield Notice(key=f"chain {arrival.at}", kind="chain", title=title, text=text, at=now)
+        if arrival.gap_from is not None and arrival.gap_to is not None and now - arrival.gap_to < BACK_S:
+            times = {"begin": format_time(arrival.gap_from), "end": format_time(arrival.gap_to)}
+            title, text = describe("chain_back", **times)
+            key = f"chain works {arrival.gap_from}"
+            yield Notice(key=key, kind="chain_back", title=title, text=text, at=now)
 
     def _of_workers(self, queue: JobStore, now: float) -> Iterator[Notice]:
         for each in queue.admin.locked_by_gpuwarden():

@@ -24,6 +24,7 @@ NAMES: Final[Mapping[str, str]] = {
     "quarantined": "quarantined GPU",
     "breaker": "open circuit breaker",
     "chain": "dead chain",
+    "chain_back": "chain that works again",
 }
 """Kinds of notices, for the counts of a digest."""
 

@@ -135,6 +135,32 @@ def test_space_follows_a_long_name_of_a_host(ask: Callable[..., Said], ledger: L
     assert line_with(lines, "ledger                  ok        readable")
 
 
+def test_last_watchdog_and_last_drill_are_shown(ask: Callable[..., Said], ledger: Ledger) -> None:
+    ledger.chain.mark_watchdog()
+    drill = ledger.chain.start([HOST], who="ann", timeout_s=9.0)[0]
+    ledger.chain.end({drill.drill_id: "webhook"})
+
+    code, lines = ask()
+
+    assert code == 1
+    assert "watchdog      ok        last one 0 s ago" in lines
+    assert "drill         DOWN      drill of box1 0 s ago ended at webhook" in lines
+
+
+def test_watchdog_that_stopped_needs_an_operator(
+    ask: Callable[..., Said], ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger.chain._clock, "now", lambda: time.time() - 400.0)
+        ledger.chain.mark_watchdog()
+
+    code, lines = ask()
+
+    assert code == 1
+    assert line_with(lines, "watchdog", "DOWN", "last one 6 min 40 s ago")
+    assert line_with(lines, "run `gpuwarden drill`")
+
+
 def test_healthy_pipeline_needs_no_operator(ask: Callable[..., Said], parts: Parts) -> None:
     code, lines = ask()
 
@@ -143,6 +169,8 @@ def test_healthy_pipeline_needs_no_operator(ask: Callable[..., Said], parts: Par
         "ledger        ok        readable and writable",
         "executor box1 ok        alive, pid 7, sees 4 workers",
         "alerts        -         none yet",
+        "watchdog      -         none yet",
+        "drill         -         none yet",
         "notifications ok        0 waiting",
         f"remediator    ok        ready at {parts.url}",
         f"exporter      ok        ready at {parts.url}",

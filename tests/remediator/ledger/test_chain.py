@@ -4,6 +4,7 @@ import pytest
 
 from remediator.alert import Alert
 from remediator.ledger import chain
+from remediator.ledger.chain import WatchdogArrival
 from remediator.ledger.ledger import Ledger
 from tests.remediator.builders import HOST, alert
 
@@ -64,11 +65,19 @@ def test_alert_of_no_drill_is_taken_and_ignored(ledger: Ledger, number: str) -> 
     assert ledger.chain.last() == []
 
 
-def test_watchdog_keeps_its_last_arrival(ledger: Ledger) -> None:
-    assert ledger.chain.watchdog_at() is None
-    before = ledger.now()
+def test_watchdog_keeps_its_last_arrival_and_gap(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ledger.chain.watchdog() is None
+    now = iter((1000.0, 1300.0, 1601.0, 1661.0))
+    monkeypatch.setattr(ledger.chain._clock, "now", lambda: next(now))
+    found = []
 
-    ledger.chain.mark_watchdog()
-    ledger.chain.mark_watchdog()
+    for _ in range(4):
+        ledger.chain.mark_watchdog()
+        found.append(ledger.chain.watchdog())
 
-    assert before <= (ledger.chain.watchdog_at() or 0.0) <= ledger.now()
+    assert found == [
+        WatchdogArrival(at=1000.0, gap_from=None, gap_to=None),
+        WatchdogArrival(at=1300.0, gap_from=None, gap_to=None),
+        WatchdogArrival(at=1601.0, gap_from=1300.0, gap_to=1601.0),
+        WatchdogArrival(at=1661.0, gap_from=1300.0, gap_to=1601.0),
+    ]

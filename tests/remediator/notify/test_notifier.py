@@ -180,6 +180,37 @@ def test_an_open_circuit_breaker_is_one_message(ledger: Ledger, notifier: Notifi
     )
 
 
+def test_a_dead_chain_is_one_message_and_its_return_another(
+    ledger: Ledger, notifier: Notifier, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for second in (0, 60):
+        monkeypatch.setattr(ledger.chain._clock, "now", lambda at=NOW + second: at)
+        ledger.chain.mark_watchdog()
+    for second in (60, 359, 362, 400, 900):
+        turn(notifier, NOW + second)
+    assert [message.title for _, message in server.got] == ["[gpuwarden] no alert arrives: the chain is dead"]
+    assert "run gpuwarden drill" in server.got[0][1].body
+
+    monkeypatch.setattr(ledger.chain._clock, "now", lambda: NOW + 1200)
+    ledger.chain.mark_watchdog()
+    for second in (1200, 1300, 1400):
+        turn(notifier, NOW + second)
+
+    assert [message.title for _, message in server.got][1:] == ["[gpuwarden] alerts arrive again: the chain works"]
+
+
+def test_a_started_remediator_waits_for_the_watchdog(
+    ledger: Ledger, notifier: Notifier, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger.chain._clock, "now", lambda: NOW - 9000)
+    ledger.chain.mark_watchdog()
+
+    for second in (0, 100, 299):
+        turn(notifier, NOW + second)
+
+    assert server.got == []
+
+
 @pytest.fixture
 def job_notifier(ledger: Ledger, queue_url: str, file: Path, server: Server) -> Iterator[Notifier]:
     """A notifier that has read the queue before the first job."""
