@@ -22,8 +22,8 @@ NODE_LABELS: Final = (
 )
 """Labels of nodes with a GPU: those of NVIDIA's, AMD's and Intel's operators."""
 
-POLICY: Final = "gpuwarden-node-status"
-"""The ValidatingAdmissionPolicy of deploy/kubernetes/admission."""
+POLICIES: Final = ("gpuwarden-delete", "gpuwarden-eviction", "gpuwarden-node-status", "gpuwarden-node-taint")
+"""The ValidatingAdmissionPolicies of deploy/kubernetes/admission."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,15 +159,16 @@ def rebuild_warning(seats: Seats) -> str | None:
 
 
 def policy_problem(bound: AbstractSet[str] | None) -> str | None:
-    """What is missing of the policy that confines the account of a node.
+    """What is missing of the policies that confine the account of a node.
 
     Args:
         bound: names of the ValidatingAdmissionPolicies with a binding, `None` if the server has no such policies.
     """
     if bound is None:
         return "no ValidatingAdmissionPolicies before Kubernetes 1.30: a node's account can patch every node's status"
-    if POLICY not in bound:
-        return f"no binding of the ValidatingAdmissionPolicy {POLICY}: kubectl apply -k deploy/kubernetes/admission"
+    missing = ", ".join(each for each in POLICIES if each not in bound)
+    if missing:
+        return f"no binding of ValidatingAdmissionPolicy {missing}: kubectl apply -k deploy/kubernetes/admission"
     return None
 
 

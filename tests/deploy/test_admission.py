@@ -10,6 +10,7 @@ import yaml
 from cel_expr_python import cel
 
 import deploy
+from remediator import seats
 
 POLICIES = Path(deploy.__file__).parent / "kubernetes" / "admission"
 ACCOUNT = "system:serviceaccount:gpuwarden:gpuwarden-node"
@@ -79,6 +80,10 @@ def changed(*path: str, to: Any) -> dict[str, Any]:
     else:
         its[path[-1]] = to
     return node
+
+
+def test_seats_check_asks_for_each_policy() -> None:
+    assert set(SPECS) == set(seats.POLICIES)
 
 
 @pytest.mark.behaviour("C9")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from remediator.seats import RESOURCE
+from remediator.seats import POLICIES, RESOURCE
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Api(ThreadingHTTPServer):
         self.events: list[str] = []
         """Lines that the next watches send before they end."""
 
-        self.policies = ["gpuwarden-node-status"]
+        self.policies = list(POLICIES)
         self.requests: list[str] = []
         self.ends = threading.Event()
         self.version = 1

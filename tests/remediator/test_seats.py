@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from remediator.seats import GpuSeats, Node, Rules, Seats, plan, policy_problem, problems, rebuild_warning
+from remediator.seats import POLICIES, GpuSeats, Node, Rules, Seats, plan, policy_problem, problems, rebuild_warning
 
 pytestmark = [pytest.mark.pure, pytest.mark.behaviour("C1")]
 
@@ -119,4 +119,5 @@ def test_rebuild_of_a_node_ends_the_pods_that_hold_seats() -> None:
 def test_missing_admission_policies_are_named() -> None:
     assert "before Kubernetes 1.30" in str(policy_problem(None))
     assert "kubectl apply -k" in str(policy_problem(frozenset({"other"})))
-    assert policy_problem(frozenset({"gpuwarden-node-status"})) is None
+    assert "ValidatingAdmissionPolicy gpuwarden-eviction:" in str(policy_problem({*POLICIES} - {"gpuwarden-eviction"}))
+    assert policy_problem(frozenset(POLICIES)) is None

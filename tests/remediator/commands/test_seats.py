@@ -8,7 +8,7 @@ import pytest
 
 from remediator.clients.nodes import TAINT
 from remediator.commands import seats
-from remediator.seats import RESOURCE
+from remediator.seats import POLICIES, RESOURCE
 from tests.conftest import Cli
 from tests.remediator.builders import HOST
 from tests.remediator.kubernetes_api import Api, Failure, kubernetes_api, pod
@@ -106,7 +106,7 @@ def test_check_finds_what_is_missing(api: Api, command: Cli) -> None:
     assert [each.partition(":")[0] for each in found["problems"]] == [
         f"{HOST} advertises no seats",
         f"{HOST} advertises 0 MiB and its pods declare 13300",
-        "no binding of the ValidatingAdmissionPolicy gpuwarden-node-status",
+        f"no binding of ValidatingAdmissionPolicy {', '.join(POLICIES)}",
     ]
 
 
