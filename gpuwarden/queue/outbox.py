@@ -64,7 +64,7 @@ class Outbox(QueueBase):
     def begin(self, consumer: str, *, now: float) -> None:
         """Register a new consumer after the newest event."""
         self.place_events()
-        newest = select(func.coalesce(func.max(OUTBOX_EVENTS.c.position), 0)).scalar_subquery()
+        newest = func.coalesce(select(func.max(OUTBOX_EVENTS.c.position)).scalar_subquery(), 0)
         with writing(self._engine) as connection:
             row = upsert(connection, CONSUMERS).values(consumer=consumer, position=newest, moved_at=now)
             connection.execute(row.on_conflict_do_nothing())

@@ -297,6 +297,7 @@ OUTBOX_EVENTS = Table(
     # Order for all consumers, assigned by the first reader.
     Column("position", BigInteger),
     Column("run_failed_at", Float),  # failed events: when the run was failed
+    Index("outbox_events_by_job", "job_id"),
     # A job may be blocked again.
     partial_index("one_end_per_job", "job_id", "kind", sqlite=NO_BLOCK, postgresql=NO_BLOCK, unique=True),
     Index("outbox_events_in_order", "position", unique=True),

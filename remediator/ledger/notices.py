@@ -52,7 +52,7 @@ KEPT_S: Final = 90 * 86400.0
 
 TEXT_MAX: Final = 2000
 TITLE_MAX: Final = 200
-DELETE_BATCH: Final = 1000
+DELETE_BATCH: Final = 100
 EXPAND_BATCH: Final = 500
 
 Where: TypeAlias = tuple[ColumnElement[bool], ...]
@@ -240,7 +240,8 @@ class Notices(LedgerPart):
 
     def delete_old(self, *, now: float) -> None:
         """Delete some old notices, and the recipients without waiting notices."""
-        old = select(NOTICES.c.notice_id).where(NOTICES.c.ended_at < now - KEPT_S).limit(DELETE_BATCH)
+        old = select(NOTICES.c.notice_id).where(NOTICES.c.ended_at < now - KEPT_S)
+        old = old.order_by(NOTICES.c.ended_at).limit(DELETE_BATCH)
         waiting = select(NOTICES.c.recipient).where(literal_column(WAITING))
         unused = NOTICE_RECIPIENTS.c.messages_since < now - HOUR_S, NOTICE_RECIPIENTS.c.recipient.not_in(waiting)
         with writing(self._engine) as connection:

@@ -32,6 +32,7 @@ from remediator.ledger import schema as ledger_schema
 from remediator.ledger.inbox import Inbox
 from remediator.ledger.intents import Intents
 from remediator.ledger.ledger import Ledger
+from remediator.ledger.notices import GATHER_S, Notices, Parcel
 from remediator.metrics.ledger import LedgerCollector
 from remediator.plan import Outcome
 from remediator.reasons import Reason
@@ -44,14 +45,21 @@ from tests.remediator.world import Box, World
 GROWS: Final = frozenset(
     {
         *("jobs", "runs", "outbox_events", "dependencies", "items", "item_outcomes", "host_tokens", "task_orders"),
-        *("episodes", "alerts", "journal", "intents", "run_decisions", "used_intent_keys"),
+        *("episodes", "alerts", "journal", "intents", "run_decisions", "used_intent_keys", "notices"),
     }
 )
 
 SMALL: Final = frozenset(
     {
         *("jobs_claimable", "jobs_by_model", "jobs_by_lease", "jobs_by_worker", "jobs_at_work"),
-        *("outbox_events_unplaced", "outbox_events_unheeded", "runs_wrangled", "intents_owed", "task_orders_open"),
+        *(
+            "outbox_events_unplaced",
+            "outbox_events_unheeded",
+            "runs_wrangled",
+            "intents_owed",
+            "task_orders_open",
+            "notices_waiting",
+        ),
         "alerts_by_state",  # in the order of ids, with a limit
         "jobs_tried_again",  # requeued jobs are few
         "one_open_episode_per_subject",
@@ -197,6 +205,8 @@ def fill(store: JobStore, ledger: Ledger) -> None:
         ledger._engine,
         f"UPDATE episodes SET closed_at = {OLD}, outcome = 'fixed'",  # noqa: S608 - our own number
         *[f"INSERT INTO episodes ({episodes}) SELECT {episodes} FROM episodes"] * DOUBLINGS,  # noqa: S608 - our own names
+        "INSERT INTO notices (key, recipient, kind, at, title, text, state, ended_at)"
+        " SELECT 'k' || episode_id, 'administrator 0', '', opened_at, '', '', 'sent', opened_at FROM episodes",
         "INSERT INTO alerts (received_at, host, fingerprint, firing, labels, annotations, starts_at, state, episode_id)"
         " SELECT received_at, alerts.host, fingerprint, firing, labels, annotations, starts_at, 'linked',"
         " episodes.episode_id FROM alerts, episodes",
@@ -322,7 +332,11 @@ def tend(store: JobStore) -> None:
             assert store.sweeps.reclaim_expired(now=now + 1e4, among=[job.job_id]) == []
     store.sweeps.consume_events(now=now)
     assert store.sweeps.delete_old(now=now)
-    store.outbox.acknowledge("me", store.outbox.events("me")[-1], now=now)
+    events = store.outbox.events("me")
+    store.outbox.acknowledge("me", events[-1], now=now)
+    store.outbox.begin("notifications", now=now)
+    assert store.outbox.jobs_of_people(events)
+    store.outbox.address_of(1)
 
 
 def scrape(store: JobStore, ledger: Ledger) -> None:
@@ -335,6 +349,26 @@ def scrape(store: JobStore, ledger: Ledger) -> None:
     store.counts.snapshot(now=store.now())
     store.counts.of_host(HOST, now=store.now())
     store.counts.outcomes_after(store.counts.last_event() - 3, and_of={1, 2})
+
+
+def notify(ledger: Ledger) -> None:
+    """What the notifier of `serve` does."""
+    notices, now = ledger.notices, ledger.now()
+    settles: list[Callable[[Parcel], object]] = [
+        lambda parcel: notices.mark_sent(parcel, now=now + GATHER_S),
+        lambda parcel: notices.mark_failed(parcel, "refused", now=now + GATHER_S),
+        lambda parcel: notices.drop(parcel, now=now + GATHER_S),
+    ]
+    for number, settle in enumerate(settles):
+        name = f"administrator {number}"
+        notices.notify_administrators(key=f"k{number}", kind="chain", title="", text="", now=now)
+        notices.expand(3, now=now)
+        assert name in notices.due(now=now + GATHER_S)
+        parcel = notices.claim(name, now=now + GATHER_S)
+        assert parcel is not None
+        settle(parcel)
+    notices.unsent()
+    notices.delete_old(now=now)
 
 
 def pass_on(store: JobStore) -> None:
@@ -396,7 +430,8 @@ def test_no_statement_of_executor_or_webhook_scans_what_grows(
 ) -> None:
     monkeypatch.setattr(housekeeping, "CLOCK_BELIEVED_S", 0.0)
     fill(store, ledger)
-    with called(Inbox, Intents) as names, recorded(store._engine, ledger._engine) as found:
+    with called(Inbox, Intents, Notices) as names, recorded(store._engine, ledger._engine) as found:
+        notify(ledger)
         job_id = running(store)
         world = World(Box(worker="w1", job_id=job_id))
         ledger.inbox.accept([alert(job_id=str(job_id))], [REFUSAL], now=ledger.now())
@@ -418,7 +453,7 @@ def test_no_statement_of_executor_or_webhook_scans_what_grows(
         ledger.episodes.about_silent_hosts()
         ledger.orders.arm_by_default(host="box9", who="", now=ledger.now())
 
-    assert names == {f"{kind.__name__}.{name}" for kind in (Inbox, Intents) for name in public(kind)}
+    assert names == {f"{kind.__name__}.{name}" for kind in (Inbox, Intents, Notices) for name in public(kind)}
     assert ledger.reports.get(1) is None, "old episodes are deleted"
     assert_no_scans(found)
 

@@ -21,5 +21,5 @@ def upgrade() -> None:
         with op.batch_alter_table("outbox_events") as events:  # SQLite copies the table
             events.drop_constraint("one_event_of_a_kind_per_job", type_="unique")
     for index in OUTBOX_EVENTS.indexes:
-        if index.name == "one_end_per_job":
+        if index.name in ("one_end_per_job", "outbox_events_by_job"):
             index.create(op.get_bind(), checkfirst=True)
