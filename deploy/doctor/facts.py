@@ -109,12 +109,23 @@ class Offset:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Target:
+    """A target of Prometheus that cannot be scraped, and why."""
+
+    job: str
+    host: str
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prometheus:
     """What a Prometheus server has."""
 
     url: str
     exporters: Sequence[Mapping[str, str]]
     """Labels of `gpuwarden_exporter_info`."""
+    down: Sequence[Target]
+    """Targets that cannot be scraped."""
     alertmanagers: Sequence[str]
     loaded: Sequence[Rule]
     shipped: Sequence[Rule]

@@ -79,7 +79,7 @@ def watchdog(facts: Facts) -> Finding | None:
         if up_s < WATCHDOG_LATE_S:
             says = f"none has arrived yet: Alertmanager started {format_duration(up_s)} ago"
             return warning(says, "run this again in a minute")
-        return failed("none has arrived since the webhook started", f"wait a minute and run this again; {fix}")
+        return failed("none has ever arrived", f"wait a minute and run this again; {fix}")
     if age_s > WATCHDOG_LATE_S:
         return failed(f"the last one arrived {format_duration(age_s)} ago", fix)
     return ok(f"arrived {format_duration(age_s)} ago")

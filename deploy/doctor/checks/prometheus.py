@@ -48,6 +48,19 @@ def host_label(facts: Facts) -> Finding | None:
     return ok(f'scraped as host="{key}"')
 
 
+def targets(facts: Facts) -> Finding | None:
+    """Prometheus can scrape gpuwarden's parts on this host, also gateways."""
+    key, found = facts.host.key, facts.prometheus
+    if isinstance(found, Unread):
+        return unknown(found.why)
+    if isinstance(key, Unread):
+        return unknown(key.why)
+    if down := [each for each in found.down if each.host == key and each.job.startswith("gpuwarden")]:
+        says = f"Prometheus cannot scrape {down[0].job} of {key}: {down[0].error}"
+        return failed(says, "start that part, or correct its address in prometheus.yml")
+    return ok("scraped without errors")
+
+
 def rules(facts: Facts) -> Finding | None:
     """Prometheus has this version's rules and can evaluate them."""
     found = facts.prometheus

@@ -11,7 +11,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.doctor.checks.alerts import PATH
-from deploy.doctor.facts import Alertmanager, Offset, Page, Prometheus, Rule, Sample, TokenAnswer
+from deploy.doctor.facts import Alertmanager, Offset, Page, Prometheus, Rule, Sample, Target, TokenAnswer
 from deploy.doctor.finding import Unread
 from deploy.doctor.routes import webhooks
 from deploy.doctor.sources.addresses import Addresses
@@ -117,6 +117,7 @@ def read_prometheus(addresses: Addresses, now: Callable[[], float]) -> Prometheu
         took_s = now() - began_s
         offset = Offset(of="Prometheus", ahead_s=at_s - began_s - took_s / 2, uncertain_s=took_s / 2)
         infos = _data(client, url, "query", {"query": _SCRAPED})["result"]
+        active = _data(client, url, "targets", {"state": "active"})["activeTargets"]
         targets = _data(client, url, "alertmanagers", {})["activeAlertmanagers"]
         loaded = [
             _loaded(group["name"], rule)
@@ -127,6 +128,11 @@ def read_prometheus(addresses: Addresses, now: Callable[[], float]) -> Prometheu
             url=shown(url),
             offset=offset,
             exporters=[each["metric"] for each in infos],
+            down=[
+                Target(job=each["labels"].get("job", ""), host=each["labels"].get("host", ""), error=each["lastError"])
+                for each in active
+                if each["health"] == "down"
+            ],
             alertmanagers=[str(each["url"]).split("/api/")[0] for each in targets],
             loaded=[_formatted(client, url, each) for each in loaded],
             shipped=[_formatted(client, url, each) for each in shipped_rules()],

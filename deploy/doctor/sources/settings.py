@@ -1,5 +1,6 @@
 """Settings of the services, checked as the services check them."""
 
+import difflib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,16 +27,13 @@ from remediator.settings.settings import ExecuteSettings, ServeSettings
 
 _CLASSES: Final[tuple[type[BaseSettings], ...]] = (ExporterSettings, ServeSettings, ExecuteSettings)
 _PREFIXES: Final = ("GPUWARDEN_EXPORTER_", "GPUWARDEN_REMEDIATOR_", "GPUWARDEN_GATEWAY_")
-_OTHERS: Final = frozenset(
-    {"GPUWARDEN_RUNTIME_DIR", "GPUWARDEN_QUEUE_DB", "GPUWARDEN_GATEWAY", "GPUWARDEN_GPUS", "GPUWARDEN_JOB_LOG_DIR"}
-    | {
-        "GPUWARDEN_JOB_FILE",
-        "GPUWARDEN_REVISION",
-        "GPUWARDEN_SUPERVISOR",
-        "GPUWARDEN_WRANGLE_RUNS",
-        "GPUWARDEN_SUBDIRECTORY",
-    }
-    | {f"GPUWARDEN_GATEWAY_{of}_{name}" for of in ("HOST", "CENTRAL") for name in ("LISTEN", "PORT", "WEB_CONFIG_FILE")}
+_PREFIX: Final = "GPUWARDEN_"
+NEAR: Final = 0.75
+"""Similarity of a misspelt name, a ratio."""
+_SHARED: Final = frozenset({"GPUWARDEN_RUNTIME_DIR", "GPUWARDEN_QUEUE_DB", "GPUWARDEN_GATEWAY"})
+"""Variables of the services without such a prefix. Workers have others."""
+_OF_GATEWAYS: Final = frozenset(
+    f"GPUWARDEN_GATEWAY_{of}_{name}" for of in ("HOST", "CENTRAL") for name in ("LISTEN", "PORT", "WEB_CONFIG_FILE")
 )
 WEB_CONFIG: Final = "remediator-web.yml"
 
@@ -73,20 +71,21 @@ def read(addresses: Addresses) -> Settings:
     return Settings(checked=checked, problems=problems, unreadable=unreadable, administrators=administrators)
 
 
-def known_variables() -> frozenset[str]:
-    """Every variable that a program of gpuwarden reads."""
+def _unknown(addresses: Addresses, place: Place) -> Iterator[tuple[str, str]]:
+    """Names with a prefix of the services that name no setting, and misspelt shared names in the file."""
     fields = {
         f"{each.model_config.get('env_prefix', '')}{name.upper()}" for each in _CLASSES for name in each.model_fields
     }
-    return frozenset(fields | _OTHERS)
-
-
-def _unknown(addresses: Addresses, place: Place) -> Iterator[tuple[str, str]]:
-    known = known_variables()
+    known = fields | _OF_GATEWAYS
     mine = {name: value for name, value in addresses.variables.items() if name.startswith(_PREFIXES)}
-    wrong = {*unknown_names(mine, known), *unknown_names(addresses.file, known, prefix="GPUWARDEN_")}
-    for name in sorted(wrong):
+    for name in unknown_names(mine, known):
         yield f"unknown key {name} is ignored{nearest(name, known)}", place.settings(name)
+    shared = {each.removeprefix(_PREFIX): each for each in _SHARED}
+    for name in addresses.file:
+        rest = name.removeprefix(_PREFIX)
+        if name.startswith(_PREFIX) and not name.startswith(_PREFIXES) and rest not in shared:
+            for near in difflib.get_close_matches(rest, shared, n=1, cutoff=NEAR):
+                yield f"unknown key {name} is ignored; did you mean {shared[near]}?", place.settings(name)
 
 
 def _invalid(variables: Mapping[str, str], place: Place) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,6 @@
 """Decisions of `gpuwarden doctor`: routes, rules, files, disk, clock, dependencies and the printed page."""
 
 import os
-import re
 import sqlite3
 import tempfile
 import time
@@ -36,7 +35,6 @@ from deploy.doctor.read import read
 from deploy.doctor.routes import integrations, receivers_of, webhook_urls
 from deploy.doctor.sources import addresses, local, settings
 from deploy.doctor.sources.http import seconds, shipped_rules
-from deploy.standalone.stack import CHECKOUT
 from gpuwarden.cli.main import main
 from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.migrate import revisions
@@ -401,8 +399,8 @@ def arrived(at: float | None, *, started_at: float | None = None) -> Facts:
         (arrived(990.0), Verdict.OK, "arrived 10 s ago"),
         (arrived(700.0), Verdict.FAILED, "the last one arrived 5 min ago"),
         (arrived(None, started_at=995.0), Verdict.WARNING, "none has arrived yet: Alertmanager started 5 s ago"),
-        (arrived(None, started_at=500.0), Verdict.FAILED, "none has arrived since the webhook started"),
-        (arrived(None), Verdict.FAILED, "none has arrived since the webhook started"),
+        (arrived(None, started_at=500.0), Verdict.FAILED, "none has ever arrived"),
+        (arrived(None), Verdict.FAILED, "none has ever arrived"),
     ],
 )
 def test_arrival_of_the_watchdog_alert_is_checked(found: Facts, verdict: Verdict, says: str) -> None:
@@ -465,7 +463,7 @@ def test_settings_are_checked_as_the_services_check_them(open_folder: Path) -> N
     policy = open_folder / "policy.toml"
     policy.write_text("[restart_worker]\nretry_max = 1\n")
     (open_folder / "remediator-web.yml").write_text("bearer_token_file: missing\n")
-    file = {**found.file, "GPUWARDEN_REMEDIATOR_PORTS": "1", "GPUWARDEN_QUEUE_DBS": "x"}
+    file = {**found.file, "GPUWARDEN_REMEDIATOR_PORTS": "1", "GPUWARDEN_QUEUE_DBS": "x", "GPUWARDEN_GPUS": "0"}
     variables = {**found.variables, **file, "GPUWARDEN_EXPORTER_PORT": "x", "GPUWARDEN_REMEDIATOR_POLICY": str(policy)}
 
     checked = settings.read(replace(found, file=file, variables=variables))
@@ -479,17 +477,6 @@ def test_settings_are_checked_as_the_services_check_them(open_folder: Path) -> N
     assert "missing" in says
     assert len(checked.problems) == 5
     assert "GPUWARDEN_REMEDIATOR_PORTS" not in os.environ
-
-
-def test_every_variable_of_the_code_is_known() -> None:
-    pattern = re.compile(r"\bGPUWARDEN_[A-Z_]*[A-Z](?![A-Z_])")
-    folders = ("gpuwarden", "exporter", "remediator", "deploy")
-    files = [file for folder in folders for file in (CHECKOUT / folder).rglob("*.py")]
-
-    named = {name for file in files for name in pattern.findall(file.read_text(encoding="utf-8"))}
-
-    assert len(named) > 10
-    assert named - settings.known_variables() == set()
 
 
 def test_settings_of_init_have_no_problem(open_folder: Path) -> None:
