@@ -62,6 +62,11 @@ class Driver:
             throttled=throttled if "throttled" in reports else None,
         )
 
+    def quarantined(self, second: int) -> list[str]:
+        """Its GPUs that are in quarantine."""
+        states = {number: at(each, second, GpuHealth()) for number, each in self._conditions.items()}
+        return [f"GPU-{number}" for number, each in states.items() if each.quarantined]
+
     def health(self, second: int) -> Mapping[str, DriverHealth]:
         """XIDs since `began_s`."""
         found = Counter(

@@ -127,9 +127,8 @@ class Host:
         """
         if self.snapshot is None or not self.answers(second):
             return {}
-        families = [
-            each for each in (*self._exporter.collector.collect(), *remediator(hosts)) if isinstance(each, Family)
-        ]
+        found = (*self._exporter.collector.collect(), *remediator(hosts), self._quarantine(second))
+        families = [each for each in found if isinstance(each, Family)]
         (success,) = [each for each in families if each.sample_name == "gpuwarden_collector_success"]
         if failed := [name for (name,), value in success.rows if name in COLLECTORS and not value]:
             raise RuntimeError(f"collector {failed[0]} failed at {second}s on host {self.name}, see the log above")
@@ -139,6 +138,11 @@ class Host:
             if family.sample_name in names
             for values, value in family.rows
         }
+
+    def _quarantine(self, second: int) -> Metric:
+        rows = [((gpu,), 1.0) for gpu in self._driver.quarantined(second)]
+        name = "gpuwarden_queue_host_gpu_quarantined_info"
+        return gauge(name, "", ("gpu",), rows, source="the scenario", absent="never")
 
 
 class Gateway:

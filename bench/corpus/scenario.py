@@ -128,12 +128,14 @@ class GpuHealth:
         xid: number of an error.
         ecc_uncorrected: number of uncorrected memory errors.
         throttled: throttle reasons.
+        quarantined: whether it is in quarantine.
     """
 
     state: str = "works"
     xid: int | None = None
     ecc_uncorrected: int | None = None
     throttled: tuple[str, ...] | None = None
+    quarantined: bool = False
 
 
 GPU_STATES: Final[Mapping[str, str]] = {

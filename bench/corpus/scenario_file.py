@@ -547,6 +547,7 @@ _HEALTH_PARTS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "xid": _whole(1),
     "ecc_uncorrected": _whole(1),
     "throttled": _throttled,
+    "quarantined": _boolean,
 }
 """Parsers of the parts of `GpuHealth`."""
 

@@ -191,7 +191,7 @@ def test_remedies_of_one_order_share_a_line(ledger: Ledger, ask: Callable[..., S
     modes = [line for line in ask()[1] if line.startswith(("ARMED", "dry run"))]
 
     assert [line.partition(" on ")[0] for line in modes] == [
-        "dry run   hold_lost_host, recycle_container, restart_container, wrangle",
+        "dry run   hold_lost_host, recycle_container, restart_container, taint_node, wrangle",
         "ARMED     restart_worker",
     ]
 
@@ -641,7 +641,14 @@ def test_json_has_the_operator_needs(ledger: Ledger, ask: Callable[..., Said]) -
     assert (code, output["ok"], len(output["needs"])) == (1, False, 1)
     assert output["armed"] == [
         {"host": HOST, "remedy": remedy, "armed": False, "approval": False, "by": None}
-        for remedy in ("hold_lost_host", "recycle_container", "restart_container", "restart_worker", "wrangle")
+        for remedy in (
+            "hold_lost_host",
+            "recycle_container",
+            "restart_container",
+            "restart_worker",
+            "taint_node",
+            "wrangle",
+        )
     ]
     assert output["episodes"][0]["reason"] == "dry_run"
     assert {part["name"] for part in output["parts"]} >= {"ledger", "executor box1", "prometheus"}
