@@ -74,7 +74,7 @@ def _matchers(texts: Sequence[str]) -> list[Object]:
     for text in texts:
         name, kind, value = re.fullmatch(r'(\w+)(=~|!~|!=|=)"(.*)"', text).groups()  # type: ignore[union-attr]
         if not value:
-            # An empty text does not survive a server-side apply by Helm.
+            # Helm 4 with Kubernetes 1.20 applies an empty text as null.
             kind, value = {"=": "!~", "!=": "=~"}[kind], ".+"
         matchers.append({"name": name, "matchType": kind, "value": value})
     return matchers

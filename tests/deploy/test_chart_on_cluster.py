@@ -171,6 +171,7 @@ def test_chart_is_installed_upgraded_and_uninstalled(
 
     with installed(run_helm, kubectl, values) as notes:
         assert "kubectl create secret generic gpuwarden-web --namespace gpuwarden" in notes
+        assert "alertmanagerConfigMatcherStrategy: {type: None}" in notes
         (node,) = items(kubectl, "daemonsets")
         patch = json.dumps(manifests.patch(node, tmp_path))
         kubectl("patch", f"--namespace={SPACE}", "daemonset/gpuwarden-node", f"--patch={patch}")
