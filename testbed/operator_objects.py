@@ -8,9 +8,8 @@ from typing import Any, Final
 import yaml
 
 from deploy.standalone import package_data
-from deploy.standalone.config_files import Intervals, alertmanager_config
+from deploy.standalone.config_files import KNOWN, Intervals, alertmanager_config
 from gpuwarden.docs_pages import RUNBOOKS
-from remediator.remedies import REMEDIES
 
 SERVICE: Final = "http://gpuwarden-remediator.gpuwarden:9836"
 EVALUATE_S: Final = 5
@@ -42,7 +41,7 @@ def alertmanager() -> str:
     config = yaml.safe_load(alertmanager_config(webhook=webhook, token_file=Path("token"), intervals=Intervals()))
     watchdog, remedies = (_camel(each) for each in config["route"]["routes"] if each["receiver"] == "gpuwarden")
     # All other alerts stay with the routes of Alertmanager itself, also those that the remediator would refuse.
-    remedies["matchers"] = _matchers([f'remedy=~"{"|".join(REMEDIES)}"', 'host=~".+"'])
+    remedies["matchers"] = _matchers([f'remedy=~"{KNOWN}"', 'host=~".+"'])
     inhibitions = [_camel(each) for each in config["inhibit_rules"]]
     objects = [
         _config("gpuwarden-watchdog", watchdog, webhook),

@@ -33,12 +33,14 @@ WATCHDOG_S: Final = 60
 HOST_LOST: Final = "GpuwardenHostLost"
 """This alert goes to operators and to the remediator: only operators can bring the host back."""
 
-_KNOWN: Final = "|".join((*REMEDIES, DRILL))
+KNOWN: Final = "|".join((*REMEDIES, DRILL))
+"""Regular expression of the remedies that the remediator takes, and of drills."""
+
 FOR_OPERATORS_TOO: Final = (
     (f'alertname="{HOST_LOST}"',),
     # The remediator refuses these alerts, and no other receiver gets them.
-    ('remedy=~".+"', f'remedy!~"{_KNOWN}"'),
-    (f'remedy=~"{_KNOWN}"', f'alertname!="{HOST_LOST}"', 'host=""'),
+    ('remedy=~".+"', f'remedy!~"{KNOWN}"'),
+    (f'remedy=~"{KNOWN}"', f'alertname!="{HOST_LOST}"', 'host=""'),
 )
 """Matchers of alerts with a remedy that operators receive too."""
 

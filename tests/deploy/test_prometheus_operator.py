@@ -82,6 +82,7 @@ def test_rules_are_those_that_ship(objects: list[dict[str, Any]], tmp_path: Path
     [
         ({"alertname": "GpuwardenWatchdog", "severity": "none"}, "watchdog"),
         ({"alertname": "GpuwardenJobStalled", "remedy": "restart_worker", "host": "a"}, "remedies"),
+        ({"alertname": "GpuwardenDrill", "remedy": "drill", "host": "a"}, "remedies"),
         # A lost host is for people too, so it needs a route of the site.
         (
             {"alertname": "GpuwardenHostLost", "remedy": "hold_lost_host", "host": "a", "severity": "critical"},
