@@ -31,7 +31,7 @@ PORTS = {"exporter": 29835, "remediator": 9836, "prometheus": 9090, "alertmanage
 
 def read(name: str) -> dict[str, Any]:
     """A file with the defaults of its variables."""
-    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (FOLDER / name).read_text())
+    text = re.sub(r"(?<!\$)\$\{\w+:-([^}]*)\}", r"\1", (FOLDER / name).read_text())
     found: dict[str, Any] = yaml.safe_load(text.replace("$$", "$"))
     return found
 
@@ -110,16 +110,23 @@ class Host:
             mounts[each["target"]] = self.secrets[each["source"]]
         for target in sorted(mounts, key=len, reverse=True):
             text = re.sub(rf"(?<![\w.-]){re.escape(target)}(?![\w-])", self.here(mounts[target]), text)
+        return self.with_ports(text)
+
+    def with_ports(self, text: str) -> str:
+        """A text with the ports of this test."""
         for name, port in PORTS.items():
             text = re.sub(rf"\b{port}\b", str(self.ports[name]), text)
         return text
+
+    def port_options(self) -> str:
+        """The options of `gpuwarden init` for these ports."""
+        return " ".join(f"--{name}-port {port}" for name, port in self.ports.items())
 
     def init(self) -> None:
         """Run the service `init`."""
         (self.root / "files").mkdir(exist_ok=True)
         (script,) = self.services["init"]["command"]
-        ports = " ".join(f"--{name}-port {port}" for name, port in self.ports.items())
-        options = f"--host box1 --docker none --config-dir {self.root}/files/gpuwarden {ports}"
+        options = f"--host box1 --docker none --config-dir {self.root}/files/gpuwarden {self.port_options()}"
         options += f" --data-dir {self.here('/var/lib/gpuwarden')}"
         script = self.placed("init", script).replace("python3", shlex.quote(sys.executable))
         if os.geteuid() != 0:

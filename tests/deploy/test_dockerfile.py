@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from deploy.standalone import debian_packages
 from gpuwarden import __version__
 from testbed.docker_engine import Engine
 from testbed.worker_image import worker_image
+from tests.deploy.test_compose import Host
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.slow]
@@ -144,6 +145,82 @@ def test_executor_sees_a_process_of_the_host(image: str, docker_client: docker.D
     assert [each["kind"] for each in seen] == ["process", "thread", "python", "over"]
     assert "pipe" in seen[1]["wchan"]
     assert seen[2]["frames"][0]["function"] == "hang"
+
+
+def test_services_of_compose_run_from_the_image(
+    image: str, docker_client: docker.DockerClient, engine: Engine, tmp_path: Path
+) -> None:
+    services = Services(tmp_path, image, docker_client, engine.base_url.removeprefix("unix://"))
+    with services.started("init", detach=False):
+        pass
+    names = ("executor", "remediator", "exporter")
+    with ExitStack() as running:
+        executor, remediator, exporter = (running.enter_context(services.started(name)) for name in names)
+        healthy(exporter)
+        healthy(remediator)
+        metrics = page(exporter, f"http://127.0.0.1:{services.host.ports['exporter']}/metrics")
+        assert 'gpuwarden_collector_success{collector="source_docker"} 1.0' in metrics
+        command = ["python3", "-m", "gpuwarden", "status", "--prometheus=none", "--alertmanager=none"]
+
+        def status() -> str:
+            return bytes(executor.exec_run(command).output).decode()
+
+        eventually(lambda: re.search(r"^executor box1 ok +alive", status(), re.MULTILINE), "it beats", log=status)
+        assert "DOWN" not in status()
+
+
+class Services:
+    """The services of deploy/compose that use our image, with the files and ports of a test."""
+
+    def __init__(self, root: Path, image: str, client: docker.DockerClient, socket: str) -> None:
+        self.host = Host(root)
+        self._image, self._client, self._socket = image, client, socket
+
+    @contextmanager
+    def started(self, name: str, *, detach: bool = True) -> Iterator[Any]:
+        """Run a service as Compose does."""
+        its = self.host.services[name]
+        environment: dict[str, str] = {}
+        for file in its.get("env_file", ()):
+            lines = Path(self.host.here(file)).read_text().splitlines()
+            environment |= dict(line.split("=", 1) for line in lines if line and line[0] != "#")
+        init = {"GPUWARDEN_INIT": f"--host box1 {self.host.port_options()}"}
+        test = its["healthcheck"].get("test", ["NONE"])
+        container = self._client.containers.run(
+            self._image,
+            its["command"],
+            entrypoint=its.get("entrypoint"),
+            user=its["user"],
+            network_mode=its["network_mode"],
+            pid_mode=its.get("pid"),
+            cgroupns=its.get("cgroup"),
+            cap_add=its.get("cap_add"),
+            cap_drop=its.get("cap_drop"),
+            security_opt=its.get("security_opt"),
+            read_only=its.get("read_only", False),
+            tmpfs=dict.fromkeys(its.get("tmpfs", ()), ""),
+            environment=environment | its.get("environment", {}) | init,
+            volumes=list(self._mounts(its)),
+            healthcheck={"test": [self.host.with_ports(each) for each in test], "interval": 10**9},
+            detach=True,
+        )
+        try:
+            if not detach:
+                assert container.wait(timeout=60)["StatusCode"] == 0, container.logs().decode()
+            yield container
+        finally:
+            container.remove(force=True)
+
+    def _mounts(self, its: dict[str, Any]) -> Iterator[str]:
+        for mount in its["volumes"]:
+            source, rest = mount.split(":", 1)
+            if source == "/var/run/docker.sock":
+                source = self._socket
+            elif source != "/sys/fs/cgroup":
+                source = self.host.here(source)
+            yield f"{source}:{rest}"
+        for secret in its.get("secrets", ()):
+            yield f"{self.host.here(self.host.secrets[secret['source']])}:{secret['target']}:ro"
 
 
 def test_build_context_has_the_packages_and_no_private_files() -> None:
