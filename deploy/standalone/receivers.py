@@ -72,7 +72,10 @@ def parse(url: str) -> Receiver:
         return _slack(url)
     if split.hostname in (_SLACK_HOST, "hooks.slack-gov.com"):
         raise ValueError("invalid Slack webhook: expected https://hooks.slack.com/services/T…/B…/…")
-    raise ValueError(f"cannot send to {scheme or 'it'}: expected a Slack webhook, or for example {_EXAMPLE}")
+    raise ValueError(
+        f"Alertmanager cannot send to {scheme or 'it'}: expected a Slack webhook, or for example {_EXAMPLE}. "
+        "Messages of the remediator also go to other services (docs/how-to/notifications.md)"
+    )
 
 
 def configs(urls: Sequence[str], folder: Path) -> dict[str, list[dict[str, Any]]]:

@@ -48,7 +48,7 @@ def test_slack_urls() -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("ops@example.com", "cannot send to it: expected a Slack webhook, or for example mailtos://"),
+        ("ops@example.com", "Alertmanager cannot send to it: expected a Slack webhook, or for example mailtos://"),
         ("mailto:ops@example.com", "no mail server in the URL: expected for example mailtos://"),
         ("mailto://mail:0x", "invalid address or port"),
         ("mailto://mail?to=ops@example.com", "no valid address in `from`"),
@@ -59,7 +59,7 @@ def test_slack_urls() -> None:
         ("mailtos://mail?from=a@b.c&mode=tls", "unknown mode 'tls'"),
         ("https://hooks.slack.com/services/T0/pw-of-ann", "invalid Slack webhook"),
         ("slack://xoxb-pw-of-ann/#gpus", "invalid Slack URL"),
-        ("teams://pw-of-ann", "cannot send to teams"),
+        ("teams://pw-of-ann", "Messages of the remediator also go to other services"),
     ],
 )
 def test_invalid_urls_are_refused_without_their_secret(
