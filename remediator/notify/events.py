@@ -48,14 +48,19 @@ class Events:
         Raises:
             GpuwardenError: a database cannot be read; its events wait.
         """
-        found = {each.key: each for each in self._of_ledger(now)}
+        found = self._store(self._of_ledger(now))  # also while the queue is unreachable
         if self._open is not None:
             self._queue = self._queue or self._open()
-            found |= {each.key: each for each in self._of_workers(self._queue, now)}
-        self._ledger.notices.add([each for key, each in found.items() if key not in self._stored])
-        self._stored = frozenset(found)
+            found |= self._store(self._of_workers(self._queue, now))
+        self._stored = found
         if self._queue is not None:
             self._collect_jobs(self._queue.outbox, settings, now)
+
+    def _store(self, notices: Iterator[Notice]) -> frozenset[str]:
+        """Store new notices; returns the keys of all."""
+        found = list(notices)
+        self._ledger.notices.add([each for each in found if each.key not in self._stored])
+        return frozenset(each.key for each in found)
 
     def _collect_jobs(self, outbox: Outbox, settings: NotifySettings, now: float) -> None:
         """Store the notices of a batch before it is acknowledged: both may happen twice."""

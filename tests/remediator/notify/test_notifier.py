@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pytest
 
+from gpuwarden.db.errors import DatabaseError
 from gpuwarden.format import operator_name
 from gpuwarden.queue import JobStore, Submission
 from remediator.ledger.ledger import Ledger
@@ -209,6 +210,18 @@ def test_a_started_remediator_waits_for_the_watchdog(
         turn(notifier, NOW + second)
 
     assert server.got == []
+
+
+def test_the_breaker_is_reported_while_the_queue_is_unreachable(ledger: Ledger, file: Path, server: Server) -> None:
+    def unreachable() -> JobStore:
+        raise DatabaseError("no answer")
+
+    notifier = Notifier(ledger, file, queue=unreachable, send=server)
+    ledger.orders.give(Order(act=Act.BREAKER, at=NOW, who="gpuwarden", reason="4 workers need a restart"))
+    for second in (0, 10):
+        turn(notifier, NOW + second)
+
+    assert [message.title for _, message in server.got] == ["[gpuwarden] the circuit breaker is open"]
 
 
 @pytest.fixture
