@@ -313,6 +313,8 @@ class Condition(StrEnum):
     VRAM = "vram"
     ITEMS = "items"
     GPU_FAULTY = "gpu_faulty"
+    DEMAND_UP = "demand_up"
+    DEMAND_DOWN = "demand_down"
 
     @property
     def exit_code(self) -> int:

@@ -3,7 +3,7 @@
 Label values are data, never part of a command, path or query.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -79,6 +79,8 @@ def subject(labels: Mapping[str, str]) -> tuple[Subject, str]:
         return Subject.RUN, labels.get("run", "")
     if labels.get("condition") == Condition.GPU_FAULTY:
         return Subject.GPU, labels.get("gpu", "")
+    if labels.get("condition") in (Condition.DEMAND_UP, Condition.DEMAND_DOWN):
+        return Subject.ON_DEMAND, labels.get("tenant", "")
     if worker := labels.get("worker"):
         return Subject.WORKER, worker
     if container := labels.get("container"):
@@ -116,14 +118,8 @@ def admit(
             Reason.UNKNOWN_CONDITION,
             f"unknown condition {_short(labels.get('condition')) or '(none)'}; {remedy} confirms: {known}",
         )
-    elif remedies[remedy].subject is Subject.HOST:
-        return _admit_host(alert, remedy)
-    elif remedies[remedy].subject is Subject.RUN:
-        return _admit_run(alert, remedy)
-    elif remedies[remedy].subject is Subject.GPU:
-        return _admit_gpu(alert, remedy)
-    elif remedies[remedy].subject is not Subject.WORKER:
-        return _admit_container(alert, remedy)
+    elif (check := _CHECKS.get(remedies[remedy].subject)) is not None:
+        return check(alert, remedy)
     elif not is_text(labels.get("worker", "")):
         message = f"remedy {remedy} needs the label `worker`, 1 to {NAME_MAX} printable characters"
         reason = Reason.NO_WORKER
@@ -179,6 +175,24 @@ def _admit_host(alert: Alert, remedy: str) -> Refusal | None:
         return None
     message = f"remedy {remedy} is for whole hosts; the alert names a worker or container"
     return Refusal(reason=Reason.NO_HOST_ALONE, message=message, fingerprint=alert.fingerprint, labels=labels)
+
+
+def _admit_on_demand(alert: Alert, remedy: str) -> Refusal | None:
+    labels = alert.labels
+    if is_text(labels.get("tenant", "")):
+        return None
+    message = f"remedy {remedy} needs the label `tenant`, 1 to {NAME_MAX} printable characters"
+    return Refusal(reason=Reason.NO_TENANT, message=message, fingerprint=alert.fingerprint, labels=labels)
+
+
+_CHECKS: Final[Mapping[Subject, Callable[[Alert, str], Refusal | None]]] = {
+    Subject.HOST: _admit_host,
+    Subject.RUN: _admit_run,
+    Subject.GPU: _admit_gpu,
+    Subject.ON_DEMAND: _admit_on_demand,
+    Subject.SERVER: _admit_container,
+    Subject.TENANT: _admit_container,
+}
 
 
 def _short(value: object) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-from gpuwarden.evidence import ContainerFacts, ServerFacts, WorkerFacts
+from gpuwarden.evidence import ContainerFacts, OnDemandFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import Condition, State
 from gpuwarden.procfs import ProcessId
 from gpuwarden.queue.items.tally import RunTally
@@ -24,6 +24,7 @@ class Subject(StrEnum):
     TENANT = "tenant"
     RUN = "run"
     GPU = "gpu"
+    ON_DEMAND = "on_demand"
 
 
 class Kind(StrEnum):
@@ -271,6 +272,8 @@ class Facts:
         evidence: about a worker.
         server: about a container without a worker.
         successor: the pod that a controller created in place of an evicted one; it runs once it is ready.
+        scaled_on: whether this episode last decided to start its tenant on demand, or to stop it.
+        forbidden: why this executor may not scale it.
         worker_ended: the exporter's current sample has no such worker: it ended cleanly, or its files are unreadable.
         free_for_s: time the restart has been at its stage; so `settle_for_s`.
         quiet_for_s: time without a failed source.
@@ -294,6 +297,9 @@ class Facts:
     host: HostFacts | None = None
     run: RunFacts | None = None
     node: NodeFacts | None = None
+    on_demand: OnDemandFacts | None = None
+    scaled_on: bool | None = None
+    forbidden: str = ""
     worker_ended: bool = False
     free_for_s: float = 0.0
     settle_for_s: float = 0.0
@@ -495,6 +501,16 @@ class BlockRun(Step):
 
 Wrangle = LockWorker | Migrate | BlockRun
 """An action on a run with failing items or on its worker. `tell`: the person to inform."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale(Step):
+    """Start or stop a tenant on demand, which uses or may use these GPUs."""
+
+    on: bool
+    container_kind: str
+    container_handle: str
+    gpus: frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True)

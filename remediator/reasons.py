@@ -137,6 +137,13 @@ class Reason(Code):
         "the Kubernetes API does not allow the eviction to the executor's account",
         "Correct the Role that the message names, or remove the namespace from `--pod-namespaces`.",
     )
+    SCALE_FORBIDDEN = (
+        "scale_forbidden",
+        "the Kubernetes API does not allow the executor's account to scale the Deployment",
+        "Name the Deployment in the Role of `deploy/kubernetes/demand-gate`, or remove its annotation.",
+    )
+    SCALE_FAILED = "scale_failed", "the tenant on demand could not be scaled", "Wait for the next try; see the message."
+    SCALED_ELSEWHERE = "scaled_elsewhere", "someone else scaled the tenant on demand", "Nothing."
     STOPPING = (
         "stopping",
         "the container, or a process of it, still runs after the stop",
@@ -296,6 +303,7 @@ class Reason(Code):
         "the remedy is for containers without workers; the alert names a worker",
         "Correct the rule.",
     )
+    NO_TENANT = "no_tenant", "the remedy needs the label `tenant`", "Correct the rule."
     NO_HOST_ALONE = (
         "no_host_alone",
         "the remedy is for whole hosts; the alert names a worker or a container",

@@ -31,6 +31,13 @@ CHANGED: Final[Mapping[str, str]] = {
     "stuck_factor": "on a busy machine any step may be long",
     "probe_interval_s": "a test waits for several probes",
     "probe_timeout_s": "a probe must end before the next one begins",
+    "demand_gate_after_s": "a test waits until a tenant on demand is scaled",
+    "demand_gate_idle_s": "a test waits until a tenant on demand is not in use",
+    "demand_gate_min_s": "a test waits until a tenant on demand may be scaled again",
+    "vram_return_s": "a test waits until the exporter knows the memory of ended processes",
+    "pods": "a test has pods of a cluster",
+    "node_name": "a test has a cluster with one node",
+    "demand_gate_namespaces": "a test has a namespace of its own",
     # The executor
     "stop_grace_s": "a hung worker ignores SIGTERM, so every test would wait for the whole grace",
     "cooldown_s": "tests let one worker hang many times",

@@ -33,6 +33,7 @@ OPTIONS: Final = MappingProxyType(
     {
         "admission": "{{- if .Values.admission.enabled }}",
         "taint": "{{- if .Values.taint.enabled }}",
+        "demand-gate": "{{- range $space, $names := .Values.demandGate.deployments }}",
         "evict": "{{- range $space := .Values.evict.namespaces }}",
         "operator": "{{- if .Values.operator.enabled }}",
     }
@@ -114,6 +115,9 @@ def templates(objects: Sequence[Object], space: str = _SPACE) -> str:
             each["metadata"]["namespace"] = _SPACE if each["metadata"].get("namespace") else space
         for subject in each.get("subjects", ()):
             subject["namespace"] = _SPACE
+        for rule in each.get("rules", ()):
+            if rule.get("resourceNames") == ["NAME"]:
+                rule["resourceNames"] = _Block("$names")
         if each["apiVersion"].startswith("monitoring.coreos.com/"):
             each["metadata"]["labels"] = _Block("$.Values.operator.labels", optional=True)
         if "template" in each.get("spec", {}):

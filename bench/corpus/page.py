@@ -259,7 +259,7 @@ def _words() -> Iterator[str]:
                     ("job_class", JobClass),
                     ("state", INSTANCE_STATES),
                     ("throttled", THROTTLE_REASONS),
-                    ("condition", Condition),
+                    ("condition", [each for each in Condition if each in DUE]),
                     ("remedy", REMEDIES),
                     ("then", DECIDED),
                     ("alert", NOTICES),

@@ -1,8 +1,12 @@
 """Tenants on demand: Deployments and containers that opted in to the demand gate. Pure."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from exporter.model.unknown import Unknown
+
+DEPLOYMENT: Final = "deployment"
+"""Kind of a Deployment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +22,7 @@ class OnDemandTenant:
     """A Deployment or container that opted in.
 
     Attributes:
-        kind: docker, podman or kubernetes.
+        kind: docker, podman or deployment.
         handle: the container's id, or NAMESPACE/DEPLOYMENT.
         on: a replica is wanted, or the container runs.
         demand: or why it is invalid.

@@ -13,13 +13,13 @@ from prometheus_client.samples import Sample
 
 from gpuwarden import evidence
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.evidence import ServerFacts, WorkerFacts
+from gpuwarden.evidence import OnDemandFacts, ServerFacts, WorkerFacts
 from gpuwarden.files import ReloadingFile
 from remediator.clients.exporter_access import ExporterAuth, ExporterError, connect
 
 log: Final = structlog.get_logger("remediator")
 
-_Facts = TypeVar("_Facts", WorkerFacts, ServerFacts)
+_Facts = TypeVar("_Facts", WorkerFacts, ServerFacts, OnDemandFacts)
 
 TIMEOUT_S: Final = 3.0
 """Timeout of a request, seconds."""
@@ -83,7 +83,8 @@ class ExporterClient:
             for sample in samples
             if sample.name in _WATCHED and sample.value == 1
         }
-        names = {sample.labels.get(name, "") for sample in samples for name in ("worker", "container", "gpu")}
+        labels = ("worker", "container", "gpu", "tenant")
+        names = {sample.labels.get(name, "") for sample in samples for name in labels}
         return Targets(containers=len(watched), names=frozenset(names - {""}))
 
     def gpu_sizes(self) -> dict[str, int | None]:
@@ -157,6 +158,20 @@ class ExporterClient:
         if found.host != host or found.container != container:
             found_name = f"{found.host}/{found.container}"
             raise ExporterError(f"the exporter returned {found_name} for {host}/{container}")
+        return found
+
+    def on_demand_evidence(self, tenant: str, *, host: str) -> OnDemandFacts:
+        """Return the evidence about one tenant on demand of this host.
+
+        Raises:
+            ExporterError: no usable answer, or one about another host.
+        """
+        answer = self._get("/evidence", {"tenant": tenant})
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            raise ExporterError(f"the exporter at {self._url} lists no tenant on demand {tenant!r} on this host")
+        found = self._read(answer, evidence.parse_on_demand)
+        if found.host != host or found.tenant != tenant:
+            raise ExporterError(f"the exporter returned {found.host}/{found.tenant} for {host}/{tenant}")
         return found
 
     def _samples(self) -> list[Sample]:

@@ -11,7 +11,7 @@ from gpuwarden.kube import pods
 from gpuwarden.kube.pods import Handle
 from gpuwarden.procfs import ProcessId
 from gpuwarden.queue.hosts.silence import QUIET_S
-from remediator.actuators import ENGINES, Actuator, Evicts
+from remediator.actuators import ENGINES, Actuator, Evicts, NotAllowedError
 from remediator.actuators.process import ORPHANS, orphans_handle
 from remediator.clients.exporter import ExporterClient, WorkerUnseenError
 from remediator.clients.job_queue import Queue
@@ -170,6 +170,35 @@ class FactsReader:
             timers.works_since_s = now_s if timers.works_since_s is None else timers.works_since_s
             node = replace(node, works_for_s=now_s - self._clock.since(timers.works_since_s, now_s))
         return self._without_container(episode, armed=self._armed(episode), unknown=unknown, node=node)
+
+    def of_on_demand(self, episode: Episode) -> Facts:
+        """Facts of a tenant on demand. The engine says whether it is on."""
+        seen, container, known, unknown, forbidden = None, None, False, "", ""
+        try:
+            seen = self._exporter.on_demand_evidence(episode.worker, host=self._host)
+            actuator = self._actuators.get(seen.kind)
+            if actuator is None:
+                unknown = f"no actuator for {seen.kind}: see --docker, --podman and --demand-gate-namespaces"
+            else:
+                container, known = actuator.look(seen.handle), True
+        except NotAllowedError as error:
+            forbidden = str(error)
+        except GpuwardenError as error:
+            unknown = str(error)
+        timers, facts = (
+            self._timers.of(episode.episode_id),
+            self._without_container(episode, armed=self._armed(episode), unknown=unknown),
+        )
+        failed_at_s = timers.stopped_at_s
+        return replace(
+            facts,
+            container=container,
+            container_known=known,
+            on_demand=seen,
+            scaled_on=self._ledger.intents.last_scaling(episode.episode_id),
+            forbidden=forbidden,
+            stopped_s_ago=None if failed_at_s is None else self._clock.now_s() - failed_at_s,
+        )
 
     def _without_container(
         self,

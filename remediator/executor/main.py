@@ -70,6 +70,8 @@ def execute(settings: ExecuteSettings) -> None:
             actuators["systemd"] = SystemdActuator(settings.systemd_unit)
         if settings.pod_namespaces:
             actuators[pods.KIND] = _pods(settings)
+        if settings.demand_gate_namespaces:
+            actuators["deployment"] = _deployments(settings)
         actuators["process"] = ProcessActuator(settings.runtime_dir)
         actuators[ORPHANS] = OrphanActuator()
         silences = None
@@ -163,6 +165,13 @@ def _pods(settings: ExecuteSettings) -> Actuator:
     return KubernetesActuator(
         connection, node=settings.node_name, namespaces=settings.pod_namespaces, by=settings.evict
     )
+
+
+def _deployments(settings: ExecuteSettings) -> Actuator:
+    connection = kube_api.connect()
+    from remediator.actuators.deployments import DeploymentActuator  # noqa: PLC0415 - slow to import
+
+    return DeploymentActuator(connection, namespaces=settings.demand_gate_namespaces)
 
 
 def _capture_runner(settings: ExecuteSettings, curves: Curves | None) -> CaptureRunner | None:

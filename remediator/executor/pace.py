@@ -19,6 +19,7 @@ RARELY: Final = frozenset(
         *(Reason.DRY_RUN, Reason.PAUSED, Reason.APPROVAL, Reason.DECLINED, Reason.CIRCUIT_BREAKER),
         *(Reason.SILENCED, Reason.SILENCES_UNKNOWN),
         *(Reason.NO_EVIDENCE, Reason.NO_CONTAINER, Reason.CONTAINER_PAUSED, Reason.UNSTARTABLE, Reason.GIVEN_UP),
+        *(Reason.SCALE_FORBIDDEN, Reason.SCALE_FAILED),
     }
 )
 """Waits that end with an order, an alert or the work of a person."""

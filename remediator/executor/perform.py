@@ -18,6 +18,7 @@ from remediator.executor.limits import RemedyLimits
 from remediator.executor.node_taint import NodeTaint
 from remediator.executor.timers import Timers
 from remediator.executor.waits import WaitRecorder
+from remediator.ledger.intents import SCALINGS
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.recent import WRANGLING
 from remediator.plan import Episode, Intent, Kind, Stage, Subject
@@ -71,6 +72,8 @@ class Performer:
         elif isinstance(step, plan.Taint | plan.Untaint):
             if self.node_taint is not None:
                 self.node_taint.apply(episode, step)
+        elif isinstance(step, plan.Scale):
+            self._scale(episode, step)
         else:
             self._perform_step(episode, step)
 
@@ -245,6 +248,27 @@ class Performer:
             self._timers.of(episode.episode_id).stopped_at_s = self._clock.now_s()
             self._retire(episode)
             self._record(episode, "stop", *how)
+
+    def _scale(self, episode: Episode, step: plan.Scale) -> None:
+        """Start or stop a tenant on demand, unless someone else did so since the facts were read."""
+        safety_limits, now = self._limits.safety_limits, self._ledger.now()
+        instead = self._ledger.intents.begin_scaling(episode, step, safety_limits=safety_limits, now=now)
+        if instead is not None:
+            self._perform_instead(episode, instead)
+            return
+        actuator, handle = self._actuators[step.container_kind], step.container_handle
+        before = actuator.look(handle)
+        if before is None or not before.managed or before.running is step.on:
+            return
+        name = SCALINGS[step.on]
+        log.info("step", episode=episode.episode_id, tenant=episode.worker, step=name, reason=step.message)
+        if step.on:
+            act, message = self._try(lambda: actuator.start(handle))
+        else:
+            act, message = self._try(lambda: actuator.stop(handle, grace_s=self._stop_grace_s))
+        if act == "failed":
+            self._timers.of(episode.episode_id).stopped_at_s = self._clock.now_s()
+        self._record(episode, name, act, message)
 
     def _announce(self, episode: Episode, kind: str | None, handle: str | None, message: str, *, acts: bool) -> None:
         """Inform a supervisor why its process is ended. Best effort: a failure does not delay the stop."""

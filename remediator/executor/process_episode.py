@@ -66,6 +66,7 @@ class EpisodeProcessor:
             Subject.WORKER: container,
             Subject.SERVER: container,
             Subject.TENANT: container,
+            Subject.ON_DEMAND: Pipeline(read=facts.of_on_demand, stages=stages),
             Subject.HOST: Pipeline(read=facts.of_host, stages=stages, steps_max=1),
             Subject.GPU: Pipeline(read=facts.of_gpu, stages=stages, steps_max=2),
             Subject.RUN: Pipeline(

@@ -46,7 +46,7 @@ class Hold:
     def __call__(self, facts: Facts, step: plan.Step) -> plan.Step:
         """Apply orders and limits. A step that trips the circuit breaker passes: its transaction records that."""
         here = isinstance(step, plan.Begin) or guards.is_first(step)
-        if not (here or isinstance(step, plan.Wrangle | plan.Lose | plan.Taint)):
+        if not (here or isinstance(step, plan.Wrangle | plan.Lose | plan.Taint | plan.Scale)):
             return step
         episode, now = facts.episode, self._ledger.now()
         safety_limits = self._limits.safety_limits_of(episode.remedy) if here else self._limits.safety_limits
@@ -57,6 +57,8 @@ class Hold:
             held = guards.may_wrangle(action, orders, recent, safety_limits, now=now)
         elif isinstance(step, plan.Taint) and facts.node is not None:
             held = guards.may_taint(action, orders, recent, safety_limits, facts.node, now=now)
+        elif isinstance(step, plan.Scale):
+            held = guards.may_scale(action, orders, recent, safety_limits, now=now)
         elif isinstance(step, plan.Lose):
             held = guards.may_hold(action, orders, recent, by=self._host, now=now)
         else:
@@ -90,7 +92,7 @@ class CheckSilences:
         """Check only steps that would begin now, and requests for approval."""
         episode = facts.episode
         asks = isinstance(step, plan.Wait) and step.asks is not None
-        begins = isinstance(step, plan.Begin | plan.Wrangle | plan.Lose | plan.Taint) or (
+        begins = isinstance(step, plan.Begin | plan.Wrangle | plan.Lose | plan.Taint | plan.Scale) or (
             guards.is_first(step) and guards.is_untouched(facts)
         )
         if self._silences is None or not (begins or asks):

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sqlalchemy import Connection, and_, select, update
+from sqlalchemy import Connection, and_, func, or_, select, update
 
 from gpuwarden.db.migrate import refuse_other_revisions
-from gpuwarden.db.transactions import upsert, writing
+from gpuwarden.db.transactions import reading, upsert, writing
 from remediator.ledger import retention
 from remediator.ledger.counters import CounterDelta
 from remediator.ledger.database import LedgerPart
@@ -14,10 +14,13 @@ from remediator.ledger.episodes import CLOSED_MEANWHILE, is_open
 from remediator.ledger.journal import write
 from remediator.ledger.orders import open_breaker, wait_for_others
 from remediator.ledger.recent import orders_in_force, recent_activity
-from remediator.ledger.schema import EPISODES, INTENTS, LEDGER
-from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Stage, Wait
+from remediator.ledger.schema import EPISODES, INTENTS, JOURNAL, LEDGER
+from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Scale, Stage, Subject, Wait
 from remediator.reasons import Reason
-from remediator.remedies.guards import SafetyLimits, TripBreaker, may_begin, proposed_action
+from remediator.remedies.guards import SafetyLimits, TripBreaker, may_begin, may_scale, proposed_action
+
+SCALINGS: Final = {True: "scale_up", False: "scale_down"}
+"""Journal names of scalings."""
 
 _RESTARTED_ALREADY: Final = Close(
     outcome=Outcome.SUPERSEDED,
@@ -69,6 +72,30 @@ class Intents(LedgerPart):
             connection.execute(update(EPISODES).where(this).values(condition=step.condition))
             write(connection, self._host, episode.episode_id, "decided", "begin", step.message, now)
             return None
+
+    def begin_scaling(
+        self, episode: Episode, step: Scale, *, safety_limits: SafetyLimits, now: float
+    ) -> Wait | Close | None:
+        """Record a scaling before it is carried out, as `begin`. It needs no intent: repeated, it changes nothing."""
+        with writing(self._engine) as connection:
+            refuse_other_revisions(connection, LEDGER)
+            wait_for_others(connection)
+            if not is_open(connection, episode.episode_id):
+                return CLOSED_MEANWHILE
+            orders, action = orders_in_force(connection, now), proposed_action(episode, step)
+            recent = recent_activity(connection, action, orders, safety_limits, now=now)
+            started_s_ago = _started_s_ago(connection, episode, safety_limits, now) if step.on else None
+            held = may_scale(action, orders, recent, safety_limits, started_s_ago=started_s_ago, now=now)
+            if held is None:
+                write(connection, self._host, episode.episode_id, "decided", SCALINGS[step.on], step.message, now)
+            return held
+
+    def last_scaling(self, episode_id: int) -> bool | None:
+        """Whether an episode last decided to start its tenant, or to stop it."""
+        its = JOURNAL.c.episode_id == episode_id, JOURNAL.c.act == "decided", JOURNAL.c.step.in_(SCALINGS.values())
+        with reading(self._engine) as connection:
+            found = connection.scalar(select(JOURNAL.c.step).where(*its).order_by(JOURNAL.c.entry_id.desc()).limit(1))
+        return None if found is None else found == SCALINGS[True]
 
     def advance(  # noqa: PLR0913 - named arguments, each with its own meaning
         self,
@@ -126,6 +153,20 @@ class Intents(LedgerPart):
             for row in taken:
                 delta.add_closed_intents(row.host, Kind(row.kind), Stage.WITHDRAWN)
             delta.save(connection)
+
+
+def _started_s_ago(connection: Connection, episode: Episode, safety_limits: SafetyLimits, now: float) -> float | None:
+    """Time since another tenant on demand of the host was started: its memory is not in use yet."""
+    since = now - safety_limits.vram_cooldown_s
+    lately = or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at > since)
+    others = (
+        select(EPISODES.c.episode_id)
+        .where(EPISODES.c.host == episode.host, EPISODES.c.subject == Subject.ON_DEMAND, lately)
+        .where(EPISODES.c.episode_id != episode.episode_id)
+    )
+    its = JOURNAL.c.episode_id.in_(others), JOURNAL.c.act == "decided", JOURNAL.c.step == SCALINGS[True]
+    at = connection.scalar(select(func.max(JOURNAL.c.at)).where(*its))
+    return None if at is None else now - at
 
 
 def _warned_before(connection: Connection, episode: Episode, key: str) -> Mapping[str, Any] | None:

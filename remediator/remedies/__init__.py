@@ -15,6 +15,7 @@ from remediator.remedies import (
     recycle_container,
     restart_container,
     restart_worker,
+    scale_tenant,
     taint_node,
     wrangle,
 )
@@ -43,5 +44,6 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
         subject=Subject.TENANT,
     ),
     "taint_node": Remedy(decide=taint_node.decide, conditions=taint_node.CONFIRMABLE, subject=Subject.GPU),
+    "scale_tenant": Remedy(decide=scale_tenant.decide, conditions=scale_tenant.CONFIRMABLE, subject=Subject.ON_DEMAND),
     "wrangle": Remedy(decide=wrangle.decide, conditions=wrangle.CONFIRMABLE, subject=Subject.RUN),
 }

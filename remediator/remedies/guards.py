@@ -22,6 +22,7 @@ from remediator.plan import (
     LockWorker,
     Lose,
     NodeFacts,
+    Scale,
     Stage,
     Step,
     Stop,
@@ -246,6 +247,8 @@ def proposed_action(episode: Episode, step: Step) -> ProposedAction:
     handle, key = ("", "") if free is None else (free.data["handle"], free.key)
     if isinstance(step, Begin):
         handle, key = step.container_handle, step.free_key
+    elif isinstance(step, Scale):
+        handle, key = step.container_handle, f"{'start' if step.on else 'stop'} {step.container_handle}"
     elif isinstance(step, Lose):
         key = episode.host
     elif isinstance(step, Taint):
@@ -282,6 +285,8 @@ def run_lock_key(run_id: str) -> str:
 
 
 def _vram_gpus(episode: Episode, step: Step) -> frozenset[str]:
+    if isinstance(step, Scale):
+        return step.gpus if step.on else frozenset()
     return frozenset(step.gpus if isinstance(step, Begin) and episode.subject is Subject.TENANT else ())
 
 
@@ -304,15 +309,48 @@ def may_begin(
             "(--cooldown-s), then checks the evidence again"
         )
         return Wait(reason=Reason.COOLDOWN, message=message)
-    ago_s = recent.gpu_restarted_s_ago
-    if ago_s is not None and (ago_s == 0 or abs(ago_s) < safety_limits.vram_cooldown_s):
-        activity = f"was restarted {max(0.0, ago_s):.0f} s ago" if ago_s else "has a restart planned or running"
+    if (cooling := _check_gpu_cooldown(recent, safety_limits)) is not None:
+        return cooling
+    return is_approved(action, orders, recent, now=now) or _check_limits(action, recent, safety_limits)
+
+
+def may_scale(
+    action: ProposedAction,
+    orders: Orders,
+    recent: RecentActivity,
+    safety_limits: SafetyLimits,
+    *,
+    started_s_ago: float | None = None,
+    now: float,
+) -> Wait | None:
+    """Check whether a tenant on demand may be started or stopped. Its minimum time bounds the rate.
+
+    `started_s_ago` is the time since another one of the host was started.
+    """
+    held = _check_armed(action, orders) or global_hold(orders, host=action.host, now=now)
+    if held is not None:
+        return held
+    if (cooling := _check_gpu_cooldown(recent, safety_limits)) is not None:
+        return cooling
+    if started_s_ago is not None and abs(started_s_ago) < safety_limits.vram_cooldown_s:
         message = (
-            f"another container on its GPU {activity}; waits for the cool-down of "
+            f"another tenant on demand was started {max(0.0, started_s_ago):.0f} s ago; waits for the cool-down of "
             f"{safety_limits.vram_cooldown_s:.0f} s (--vram-cooldown-s), then reads the free memory again"
         )
         return Wait(reason=Reason.GPU_COOLDOWN, message=message)
-    return is_approved(action, orders, recent, now=now) or _check_limits(action, recent, safety_limits)
+    return is_approved(action, orders, recent, now=now)
+
+
+def _check_gpu_cooldown(recent: RecentActivity, safety_limits: SafetyLimits) -> Wait | None:
+    ago_s = recent.gpu_restarted_s_ago
+    if ago_s is None or (ago_s != 0 and abs(ago_s) >= safety_limits.vram_cooldown_s):
+        return None
+    activity = f"was restarted {max(0.0, ago_s):.0f} s ago" if ago_s else "has a restart planned or running"
+    message = (
+        f"another container on its GPU {activity}; waits for the cool-down of "
+        f"{safety_limits.vram_cooldown_s:.0f} s (--vram-cooldown-s), then reads the free memory again"
+    )
+    return Wait(reason=Reason.GPU_COOLDOWN, message=message)
 
 
 def _check_armed(action: ProposedAction, orders: Orders) -> Wait | None:

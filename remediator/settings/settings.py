@@ -280,6 +280,11 @@ class ExecuteSettings(CommonSettings):
         description="namespaces whose pods may be evicted, comma-separated or repeated; same for the exporter; needs "
         "--node-name (docs/how-to/evict-pods.md)",
     )
+    demand_gate_namespaces: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="namespaces whose Deployments may be tenants on demand; same for the exporter "
+        "(docs/how-to/share-gpu-memory.md)",
+    )
     evict: Literal["evict", "delete"] = Field(
         default="evict",
         description="how a pod is ended: 'evict' waits for PodDisruptionBudgets, 'delete' ignores them",
@@ -427,7 +432,7 @@ class ExecuteSettings(CommonSettings):
             raise ValueError("--gateway needs --task-dir: its orders are to end tasks")
         return self
 
-    @field_validator("pod_namespaces", mode="before")
+    @field_validator("pod_namespaces", "demand_gate_namespaces", mode="before")
     @classmethod
     def _split_namespaces(cls, found: Any) -> Any:
         return namespaces(found)

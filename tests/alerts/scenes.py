@@ -15,6 +15,8 @@ END_S: Final = 300
 
 SLOT: Final = 'instance="a:9", host="a", worker="w", container="c"'
 TENANT: Final = 'instance="a:9", host="a", container="c"'
+ON_DEMAND: Final = 'instance="a:9", host="a", tenant="t"'
+OF_HOST: Final = 'instance="a:9", host="a"'
 JOB: Final = ("gpuwarden_job_overdue_id", SLOT + ', attempt="1", incarnation="i"', 7.0)
 
 
@@ -103,6 +105,25 @@ FAULTS: Final[Mapping[str, Fault]] = {
             ("gpuwarden_server_info", TENANT + ', incarnation="i"', 1),
             ("gpuwarden_server_answered", TENANT, 1),
             ("gpuwarden_server_restart_after_seconds", TENANT, LIMIT_S),
+        ),
+    ),
+    "GpuwardenOnDemandUp": Fault(
+        grow=(("gpuwarden_on_demand_room_seconds", ON_DEMAND),),
+        stay=(
+            ("gpuwarden_on_demand_on", ON_DEMAND, 0),
+            ("gpuwarden_on_demand_state_seconds", ON_DEMAND, 600),
+            ("gpuwarden_demand_gate_after_threshold_seconds", OF_HOST, LIMIT_S),
+            ("gpuwarden_demand_gate_min_threshold_seconds", OF_HOST, 600),
+        ),
+    ),
+    "GpuwardenOnDemandDown": Fault(
+        grow=(("gpuwarden_on_demand_short_seconds", ON_DEMAND), ("gpuwarden_on_demand_idle_seconds", ON_DEMAND)),
+        stay=(
+            ("gpuwarden_on_demand_on", ON_DEMAND, 1),
+            ("gpuwarden_on_demand_state_seconds", ON_DEMAND, 600),
+            ("gpuwarden_demand_gate_after_threshold_seconds", OF_HOST, LIMIT_S),
+            ("gpuwarden_demand_gate_min_threshold_seconds", OF_HOST, 600),
+            ("gpuwarden_demand_gate_idle_threshold_seconds", OF_HOST, LIMIT_S),
         ),
     ),
 }

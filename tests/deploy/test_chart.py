@@ -47,6 +47,9 @@ def kustomized(storage: str, options: Mapping[str, Sequence[str]]) -> dict[tuple
             for each in chart.kustomize(chart.MANIFESTS / name):
                 if each["kind"].startswith("Role"):
                     each["metadata"]["namespace"] = space
+                for rule in each.get("rules", ()):
+                    if "resourceNames" in rule and name == "demand-gate":
+                        rule["resourceNames"] = ["painter"]
                 objects.append(each)
     return by_name([each for each in objects if each["kind"] != "Namespace"])
 
@@ -72,9 +75,13 @@ def test_every_folder_of_manifests_is_in_the_chart() -> None:
         (["admission.enabled=true"], {"admission": [""]}),
         (["taint.enabled=true"], {"taint": [""]}),
         (["evict.namespaces={team-a,team-b}"], {"evict": ["team-a", "team-b"]}),
+        (
+            ["demandGate.deployments.team-a={painter}", "demandGate.deployments.team-b={painter}"],
+            {"demand-gate": ["team-a", "team-b"]},
+        ),
         (["operator.enabled=true"], {"operator": [""]}),
     ],
-    ids=["default", "admission", "taint", "evict", "operator"],
+    ids=["default", "admission", "taint", "evict", "demand gate", "operator"],
 )
 def test_chart_renders_the_objects_of_kustomize(
     storage: str, values: list[str], options: Mapping[str, Sequence[str]]
@@ -90,6 +97,10 @@ def test_chart_renders_the_objects_of_kustomize(
         settings = rendered["v1", "ConfigMap", "gpuwarden", "gpuwarden-settings"]["data"]
         for program in ("EXPORTER", "REMEDIATOR"):
             assert settings.pop(f"GPUWARDEN_{program}_POD_NAMESPACES") == "team-a,team-b"
+    if "demand-gate" in options:
+        settings = rendered["v1", "ConfigMap", "gpuwarden", "gpuwarden-settings"]["data"]
+        for program in ("EXPORTER", "REMEDIATOR"):
+            assert settings.pop(f"GPUWARDEN_{program}_DEMAND_GATE_NAMESPACES") == "team-a,team-b"
     assert set(rendered) == set(expected)
     for name, its in expected.items():
         assert rendered[name] == its, name

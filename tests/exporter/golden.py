@@ -260,7 +260,7 @@ SNAPSHOT = build.snapshot(
         build.on_demand(),
         # It runs, and its GPU is busy and has not enough free memory.
         build.on_demand(
-            tenant="tenants/sketcher", kind="kubernetes", handle="tenants/sketcher", on=True, state_s=700.0, room_s=0.0,
+            tenant="tenants/sketcher", kind="deployment", handle="tenants/sketcher", on=True, state_s=700.0, room_s=0.0,
             short_s=61.0, idle_s=0.0, cards=[build.on_demand_gpu(free_bytes=1000 * build.MIB)],
         ),
         build.on_demand(

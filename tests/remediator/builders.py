@@ -6,7 +6,7 @@ The default is a stalled job: worker w1 in container c1 on box1, attempt 1 of jo
 from dataclasses import replace
 from typing import Any, Final
 
-from gpuwarden.evidence import GpuMemoryFacts, ServerFacts, VramShareFacts, WorkerFacts
+from gpuwarden.evidence import GpuMemoryFacts, OnDemandFacts, OnDemandGpuFacts, ServerFacts, VramShareFacts, WorkerFacts
 from gpuwarden.job import Condition, State
 from gpuwarden.queue.items.tally import RunTally
 from remediator.alert import Alert
@@ -210,6 +210,55 @@ def tenant_facts(free: Intent | None = None, **changed: Any) -> Facts:
     )
     seen = server(probe=None, answered=None, probe_failing_s=None, restart_after_s=None, cards=[card(tenant())])
     return replace(server_facts(), **{"episode": own, "server": seen, **changed})
+
+
+def on_demand(**changed: Any) -> OnDemandFacts:
+    """Tenant c1 as the exporter returns it: it is off, and has had room for 75 s of 60 s."""
+    default = OnDemandFacts(
+        host=HOST, sample_age_s=0.5, tenant="c1", kind="docker", handle=HANDLE, on=False, needed_bytes=3000 * MIB,
+        invalid=None, state_s=900.0, room_s=75.0, short_s=0.0, idle_s=None, cards=[on_demand_gpu()], after_s=60.0,
+        idle_after_s=300.0, min_s=600.0,
+    )  # fmt: skip
+    return replace(default, **changed)
+
+
+def on_demand_gpu(**changed: Any) -> OnDemandGpuFacts:
+    """A GPU with 6000 MiB free."""
+    default = OnDemandGpuFacts(
+        gpu="GPU-0", free_bytes=6000 * MIB, reclaiming_bytes=0, reserved_bytes=0, floor_bytes=1536 * MIB
+    )
+    return replace(default, **changed)
+
+
+def idle_on_demand(**changed: Any) -> OnDemandFacts:
+    """Tenant c1 that is on and idle, on a GPU that has been under its floor for 75 s of 60 s."""
+    cards = [on_demand_gpu(free_bytes=400 * MIB)]
+    return on_demand(**{"on": True, "room_s": 0.0, "short_s": 75.0, "idle_s": 301.0, "cards": cards, **changed})
+
+
+def on_demand_facts(*, on: bool = False, firing: bool = True, dry_run_recorded: bool = False, **changed: Any) -> Facts:
+    """As `facts`, for tenant on demand c1, which is to be started; with `on`, which is to be stopped."""
+    condition = Condition.DEMAND_DOWN if on else Condition.DEMAND_UP
+    about = episode(
+        remedy="scale_tenant",
+        condition=condition,
+        conditions=frozenset({condition}) if firing else frozenset(),
+        subject=Subject.ON_DEMAND,
+        worker="c1",
+        incarnation=None,
+        job_id=None,
+        attempt=None,
+        firing=firing,
+        dry_run_recorded=dry_run_recorded,
+    )
+    default = facts(
+        episode=about,
+        evidence=None,
+        container=container() if on else stopped(),
+        job=None,
+        on_demand=idle_on_demand() if on else on_demand(),
+    )
+    return replace(default, **changed)
 
 
 def wish(**changed: Any) -> ProposedAction:

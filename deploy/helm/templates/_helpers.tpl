@@ -9,6 +9,10 @@
 {{- $_ := set $settings "GPUWARDEN_EXPORTER_POD_NAMESPACES" (join "," .) }}
 {{- $_ := set $settings "GPUWARDEN_REMEDIATOR_POD_NAMESPACES" (join "," .) }}
 {{- end }}
+{{- with .Values.demandGate.deployments }}
+{{- $_ := set $settings "GPUWARDEN_EXPORTER_DEMAND_GATE_NAMESPACES" (keys . | sortAlpha | join ",") }}
+{{- $_ := set $settings "GPUWARDEN_REMEDIATOR_DEMAND_GATE_NAMESPACES" (keys . | sortAlpha | join ",") }}
+{{- end }}
 {{- if ne .Values.resourceName "gpuwarden/vram-mib" }}
 {{- $_ := set $settings "GPUWARDEN_EXPORTER_BUDGET_RESOURCE" .Values.resourceName }}
 {{- $_ := set $settings "GPUWARDEN_REMEDIATOR_BUDGET_RESOURCE" .Values.resourceName }}

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from exporter.evidence import demand_gate
-from exporter.model.container import KUBERNETES
-from exporter.model.on_demand import OnDemandTenant
+from exporter.model.on_demand import DEPLOYMENT, OnDemandTenant
 from exporter.model.snapshot import SourceHealth
 from gpuwarden.kube import api as kube
 from gpuwarden.kube import pods
@@ -62,7 +61,7 @@ class Deployments:
             if demand is not None:
                 name = f"{about['namespace']}/{about['name']}"
                 yield OnDemandTenant(
-                    kind=KUBERNETES,
+                    kind=DEPLOYMENT,
                     handle=name,
                     name=name,
                     on=each["spec"].get("replicas", 1) > 0,

@@ -12,6 +12,7 @@ from remediator.remedies import (
     recycle_container,
     restart_container,
     restart_worker,
+    scale_tenant,
     taint_node,
     wrangle,
 )
@@ -397,6 +398,7 @@ def test_every_condition_has_a_check_and_one_without_is_never_confirmed(
         | recycle_container.CONFIRMABLE
         | hold_lost_host.CONFIRMABLE
         | taint_node.CONFIRMABLE
+        | scale_tenant.CONFIRMABLE
         | wrangle.CONFIRMABLE
     )
     assert set(Condition) - others == restart_worker.CONFIRMABLE
