@@ -1,6 +1,7 @@
 """What the parts answer over HTTP. Each function raises httpx.HTTPError, GpuwardenError, ValueError or LookupError."""
 
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +22,10 @@ from remediator.clients.http import authorities, shown
 
 TIMEOUT_S: Final = 3.0
 """Timeout of one request, seconds."""
+
+SETTLED_S: Final = 20.0
+SETTLE_WAIT_S: Final = 6.0
+"""A Prometheus that started less than SETTLED_S ago gets this time, seconds: it finds Alertmanagers after 5 s."""
 
 WORD_MAX: Final = 200
 """Characters of an error answer."""
@@ -112,6 +117,7 @@ def read_prometheus(addresses: Addresses, now: Callable[[], float]) -> Prometheu
     url = addresses.urls["prometheus"]
     with _client(url) as client:
         _checked(client.get(f"{url}/-/ready"))
+        _wait_until_settled(client, url, now)
         began_s = now()
         at_s = float(_data(client, url, "query", {"query": "time()"})["result"][1])
         took_s = now() - began_s
@@ -137,6 +143,19 @@ def read_prometheus(addresses: Addresses, now: Callable[[], float]) -> Prometheu
             loaded=[_formatted(client, url, each) for each in loaded],
             shipped=[_formatted(client, url, each) for each in shipped_rules()],
         )
+
+
+def _wait_until_settled(client: httpx.Client, url: str, now: Callable[[], float]) -> None:
+    """Wait for the first scrape and the Alertmanagers of a Prometheus that has just started."""
+    end_s = time.monotonic() + SETTLE_WAIT_S
+    started_at = _unix_s(_data(client, url, "status/runtimeinfo", {}).get("startTime", ""))
+    while started_at is not None and now() - started_at < SETTLED_S and time.monotonic() < end_s:
+        if (
+            _data(client, url, "alertmanagers", {})["activeAlertmanagers"]
+            and _data(client, url, "query", {"query": _SCRAPED})["result"]
+        ):
+            return
+        time.sleep(0.2)
 
 
 def shipped_rules() -> Iterator[Rule]:
