@@ -191,7 +191,7 @@ def test_remedies_of_one_order_share_a_line(ledger: Ledger, ask: Callable[..., S
     modes = [line for line in ask()[1] if line.startswith(("ARMED", "dry run"))]
 
     assert [line.partition(" on ")[0] for line in modes] == [
-        "dry run   hold_lost_host, recycle_container, restart_container, taint_node, wrangle",
+        "dry run   hold_lost_host, recycle_container, restart_container, scale_tenant, taint_node, wrangle",
         "ARMED     restart_worker",
     ]
 
@@ -646,6 +646,7 @@ def test_json_has_the_operator_needs(ledger: Ledger, ask: Callable[..., Said]) -
             "recycle_container",
             "restart_container",
             "restart_worker",
+            "scale_tenant",
             "taint_node",
             "wrangle",
         )
