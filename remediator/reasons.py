@@ -241,7 +241,7 @@ class Reason(Code):
     TAINT_REMOVED = (
         "taint_removed",
         "a person removed the taint while the GPU is faulty",
-        "Nothing: it is not set again while this alert fires.",
+        "Nothing: it is not set again for this fault.",
     )
     TAINTED_ALREADY = (
         "tainted_already",

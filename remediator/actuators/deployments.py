@@ -37,13 +37,15 @@ class DeploymentActuator:
             if error.status == HTTPStatus.NOT_FOUND and f'"{name}"' in str(error):
                 return None
             raise
+        replicas = found["spec"].get("replicas", 0)  # the API leaves out 0
         return ContainerState(
             kind=KIND,
             handle=handle,
             name=handle,
             incarnation=str(found["metadata"]["resourceVersion"]),
-            running=found["spec"].get("replicas", 0) > 0,  # the API leaves out 0
-            managed=True,
+            running=replicas > 0,
+            managed=replicas <= 1,
+            refusal=f"it wants {replicas} replicas, and the demand gate only knows 0 and 1",
             pids=frozenset(),
             cgroup=None,
         )

@@ -1,5 +1,6 @@
 """Client of this host's exporter: the current evidence about a worker or a container, checked before any action."""
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class GpuHealth:
     listed: bool
     lost_s: float
     xids: tuple[str, ...]
+    sample_age_s: float
 
 
 class WorkerUnseenError(ExporterError):
@@ -126,6 +128,9 @@ class ExporterClient:
             listed=any(each.name == "gpuwarden_gpu_info" for each in its),
             lost_s=next((each.value for each in its if each.name == "gpuwarden_gpu_lost_seconds"), 0.0),
             xids=tuple(sorted(xids & fatal, key=int)),
+            sample_age_s=next(
+                (each.value for each in samples if each.name == "gpuwarden_sample_age_seconds"), math.inf
+            ),
         )
 
     def _check_listed(self, samples: Sequence[Sample]) -> None:

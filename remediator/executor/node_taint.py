@@ -62,6 +62,8 @@ class NodeTaint:
         nodes, name = self._node
         gpu = episode.worker
         health = self._exporter.gpu_health(gpu)
+        if health.sample_age_s > self._limits.limits.evidence_fresh_s:
+            raise GpuwardenError(f"the exporter's newest sample is {health.sample_age_s:.1f} s old")
         quarantine = self._queue.quarantine_reason(gpu, host=episode.host)
         recorded = self._ledger.journal.taints()
         its = [each for each in recorded if each.episode_id == episode.episode_id]
@@ -86,16 +88,31 @@ class NodeTaint:
             nodes=len(self._ledger.executors.last_beats()),
         )
 
-    def apply(self, episode: Episode, step: plan.Taint | plan.Untaint) -> None:
-        """Set the taint, or remove it and close the episode. A failure is recorded once, and retried."""
+    def apply(self, episode: Episode, step: plan.Taint | plan.Untaint) -> plan.Wait | plan.Close | None:
+        """Set the taint, or remove it and close the episode. A failure is recorded once, and retried.
+
+        Returns what is to be done instead, if orders or other nodes changed since the facts were read.
+        """
         if self._node is None:
             raise AssertionError("decided to taint without a node")
         (nodes, name), journal = self._node, self._ledger.journal
         tainted, timers = isinstance(step, plan.Taint), self._timers.of(episode.episode_id)
         word = TAINT if tainted else UNTAINT
-        if not journal.has_decided(episode.episode_id, word):
-            state = FATAL if isinstance(step, plan.Taint) and step.fatal else None
-            journal.record(episode.episode_id, "decided", word, step.message, now=self._ledger.now(), state=state)
+        if journal.has_decided(episode.episode_id, word):
+            pass
+        elif isinstance(step, plan.Taint):
+            instead = self._ledger.intents.begin_taint(
+                episode,
+                step,
+                state=FATAL if step.fatal else None,
+                nodes=len(self._ledger.executors.last_beats()),
+                safety_limits=self._limits.safety_limits,
+                now=self._ledger.now(),
+            )
+            if instead is not None:
+                return instead
+        else:
+            journal.record(episode.episode_id, "decided", word, step.message, now=self._ledger.now())
         try:
             nodes.set_taint(name, tainted=tainted)
         except GpuwardenError as error:
@@ -104,9 +121,10 @@ class NodeTaint:
                 journal.record(episode.episode_id, "failed", word, str(error), now=self._ledger.now())
                 timers.refusals.add(word)
             self._pause()
-            return
+            return None
         log.warning("node tainted" if tainted else "taint removed", node=name, reason=step.message)
         journal.record(episode.episode_id, "did", word, f"node {name}", now=self._ledger.now())
         if not tainted:
             done = Outcome.FIXED, Reason.DONE, step.message
             self._ledger.episodes.close(episode.episode_id, *done, now=self._ledger.now())
+        return None

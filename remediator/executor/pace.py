@@ -20,6 +20,7 @@ RARELY: Final = frozenset(
         *(Reason.SILENCED, Reason.SILENCES_UNKNOWN),
         *(Reason.NO_EVIDENCE, Reason.NO_CONTAINER, Reason.CONTAINER_PAUSED, Reason.UNSTARTABLE, Reason.GIVEN_UP),
         *(Reason.SCALE_FORBIDDEN, Reason.SCALE_FAILED),
+        *(Reason.NODE_TAINTED, Reason.TAINT_REMOVED, Reason.TAINTED_ALREADY),
     }
 )
 """Waits that end with an order, an alert or the work of a person."""

@@ -71,7 +71,7 @@ class Performer:
             self._perform_run_action(episode, step)
         elif isinstance(step, plan.Taint | plan.Untaint):
             if self.node_taint is not None:
-                self.node_taint.apply(episode, step)
+                self._perform_instead(episode, self.node_taint.apply(episode, step))
         elif isinstance(step, plan.Scale):
             self._scale(episode, step)
         else:

@@ -1,7 +1,9 @@
 """Process one episode: read facts, decide, pass the stages, perform. The same for every kind of target."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
@@ -37,6 +39,9 @@ class Pipeline:
     reread: bool = False
     """Whether to read the episode again first: it may have waited in a queue."""
 
+    turn: AbstractContextManager[object] = field(default_factory=nullcontext)
+    """Held for the whole episode, if such episodes act on one thing."""
+
 
 class EpisodeProcessor:
     """Processes single episodes. Threads process different episodes at the same time."""
@@ -68,7 +73,7 @@ class EpisodeProcessor:
             Subject.TENANT: container,
             Subject.ON_DEMAND: Pipeline(read=facts.of_on_demand, stages=stages),
             Subject.HOST: Pipeline(read=facts.of_host, stages=stages, steps_max=1),
-            Subject.GPU: Pipeline(read=facts.of_gpu, stages=stages, steps_max=2),
+            Subject.GPU: Pipeline(read=facts.of_gpu, stages=stages, steps_max=2, reread=True, turn=threading.Lock()),
             Subject.RUN: Pipeline(
                 read=facts.of_run, stages=stages, steps_max=1, holds=hold.before_counting, reread=True
             ),
@@ -77,7 +82,9 @@ class EpisodeProcessor:
     def process(self, episode: Episode) -> None:
         """Process one episode until it waits, closes or reaches `STEPS_MAX`."""
         try:
-            self._step(episode, self._pipelines[episode.subject])
+            way = self._pipelines[episode.subject]
+            with way.turn:
+                self._step(episode, way)
         except GpuwardenError as error:
             log.warning("step failed, will retry", episode=episode.episode_id, reason=str(error))
 

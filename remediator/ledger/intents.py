@@ -11,13 +11,27 @@ from remediator.ledger import retention
 from remediator.ledger.counters import CounterDelta
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.episodes import CLOSED_MEANWHILE, is_open
-from remediator.ledger.journal import write
+from remediator.ledger.journal import TAINT, TAINTS, write
 from remediator.ledger.orders import open_breaker, wait_for_others
 from remediator.ledger.recent import orders_in_force, recent_activity
 from remediator.ledger.schema import EPISODES, INTENTS, JOURNAL, LEDGER
-from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Scale, Stage, Subject, Wait
+from remediator.plan import (
+    OVER,
+    Begin,
+    Close,
+    Episode,
+    Intent,
+    Kind,
+    NodeFacts,
+    Outcome,
+    Scale,
+    Stage,
+    Subject,
+    Taint,
+    Wait,
+)
 from remediator.reasons import Reason
-from remediator.remedies.guards import SafetyLimits, TripBreaker, may_begin, may_scale, proposed_action
+from remediator.remedies.guards import SafetyLimits, TripBreaker, may_begin, may_scale, may_taint, proposed_action
 
 SCALINGS: Final = {True: "scale_up", False: "scale_down"}
 """Journal names of scalings."""
@@ -88,6 +102,24 @@ class Intents(LedgerPart):
             held = may_scale(action, orders, recent, safety_limits, started_s_ago=started_s_ago, now=now)
             if held is None:
                 write(connection, self._host, episode.episode_id, "decided", SCALINGS[step.on], step.message, now)
+            return held
+
+    def begin_taint(
+        self, episode: Episode, step: Taint, *, state: str | None, nodes: int, safety_limits: SafetyLimits, now: float
+    ) -> Wait | Close | None:
+        """Record a taint before it is set, as `begin`: of two hosts, the second counts the first."""
+        with writing(self._engine) as connection:
+            refuse_other_revisions(connection, LEDGER)
+            wait_for_others(connection)
+            if not is_open(connection, episode.episode_id):
+                return CLOSED_MEANWHILE
+            orders, action = orders_in_force(connection, now), proposed_action(episode, step)
+            recent = recent_activity(connection, action, orders, safety_limits, now=now)
+            others = {row.host for row in connection.execute(TAINTS)} - {episode.host}
+            node = NodeFacts(tainted_nodes=len(others), nodes=nodes)
+            held = may_taint(action, orders, recent, safety_limits, node, now=now)
+            if held is None:
+                write(connection, self._host, episode.episode_id, "decided", TAINT, step.message, now, state=state)
             return held
 
     def last_scaling(self, episode_id: int) -> bool | None:

@@ -65,7 +65,7 @@ class TaintEntry(NamedTuple):
 TAINT: Final = "taint"
 """Journal name of the step that taints a node."""
 
-_TAINTS: Final = (
+TAINTS: Final = (
     select(EPISODES.c.episode_id, EPISODES.c.host, EPISODES.c.worker, JOURNAL.c.act, JOURNAL.c.state, JOURNAL.c.at)
     .join(JOURNAL, JOURNAL.c.episode_id == EPISODES.c.episode_id)
     .where(EPISODES.c.closed_at.is_(None), EPISODES.c.remedy == "taint_node")
@@ -89,7 +89,7 @@ class Journal(LedgerPart):
     def taints(self) -> list[TaintEntry]:
         """What open episodes recorded about taints, oldest first."""
         with reading(self._engine) as connection:
-            return [TaintEntry(*row) for row in connection.execute(_TAINTS)]
+            return [TaintEntry(*row) for row in connection.execute(TAINTS)]
 
     def record_once_per(self, episode_id: int, step: str, message: str, *, now: float, for_s: float) -> bool:
         """Record a decision that any host may carry out, unless another host did within `for_s` seconds.

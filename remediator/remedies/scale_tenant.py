@@ -47,17 +47,19 @@ def decide(facts: Facts) -> Step:
     found = confirm(seen, on=not container.running)
     if not found.confirmed:
         return _wait(facts, Reason.UNCONFIRMED, f"not confirmed on this host: {found.message}")
-    return _refuse(container) or _act(facts, container, seen, found.message)
+    return _refuse(facts, container) or _act(facts, container, seen, found.message)
 
 
 def _reported(facts: Facts) -> frozenset[Condition]:
     return facts.episode.conditions or frozenset({facts.episode.condition})
 
 
-def _refuse(container: ContainerState) -> Step | None:
+def _refuse(facts: Facts, container: ContainerState) -> Step | None:
     if not container.managed:
         message = f"{container.name} is not managed: {container.refusal or 'set its label gpuwarden.managed=true'}"
         return Close(outcome=Outcome.REFUSED, reason=Reason.NOT_MANAGED, message=message)
+    if container.paused:
+        return _wait(facts, Reason.CONTAINER_PAUSED, f"a person paused {container.name}")
     if container.vanishes:
         message = f"container {container.name} is removed when it ends (--rm): it cannot be started again"
         return Close(outcome=Outcome.REFUSED, reason=Reason.NOT_RESTARTABLE, message=message)

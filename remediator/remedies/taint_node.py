@@ -1,7 +1,7 @@
 """Remedy `taint_node`: keep new pods away from a Kubernetes node with a faulty GPU. Pure.
 
 A GPU is faulty while it is lost, in quarantine, or had a fatal XID. The taint is removed when the GPU works again, or
-by a person. After a person removed it, the same alert does not set it again. A taint that someone else set stays.
+by a person. After a person removed it, the same fault does not set it again. A taint that someone else set stays.
 """
 
 from typing import Final
@@ -19,9 +19,10 @@ def decide(facts: Facts) -> Step:
     node = facts.node
     if node is None:
         return Wait(reason=Reason.NODE_UNKNOWN, message=f"the node or its GPU is unknown: {facts.unknown}")
-    if node.set_here:
+    begun_here = node.begun and node.tainted  # an executor may have ended before it recorded the taint
+    if node.set_here or (begun_here and not node.fault):
         return _after_taint(facts, node)
-    if not facts.episode.firing and not node.begun:
+    if not facts.episode.firing and not begun_here:
         message = f"the alert ended, and the node was not tainted for {facts.episode.worker}"
         return Close(outcome=Outcome.UNCONFIRMED, reason=Reason.UNCONFIRMED, message=message)
     if not node.fault:
@@ -39,9 +40,10 @@ def decide(facts: Facts) -> Step:
 def _after_taint(facts: Facts, node: NodeFacts) -> Step:
     gpu, works = facts.episode.worker, node.works_for_s >= facts.limits.gpu_lost_s
     if not node.tainted:
-        if works or not facts.episode.firing:
+        # An alert also ends with a failed scrape. While the fault lasts, a new episode would set the taint again.
+        if works or not (facts.episode.firing or node.fault):
             return Close(outcome=Outcome.FIXED, reason=Reason.DONE, message="the node has no taint any more")
-        message = "a person removed the taint: it is not set again while this alert fires"
+        message = "a person removed the taint: it is not set again for this fault"
         return Wait(reason=Reason.TAINT_REMOVED, message=message)
     if not works:
         why = (

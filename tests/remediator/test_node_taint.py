@@ -1,7 +1,9 @@
 """An executor taints its node for a faulty GPU, with a real ledger and queue."""
 
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,13 +20,17 @@ from remediator.ledger.ledger import Ledger
 from remediator.reasons import Reason
 from remediator.seats import RESOURCE
 from tests.remediator.builders import HOST, gpu_alert
-from tests.remediator.executor.builders import LIMITS, PACE, arm, history, journal, turn
+from tests.remediator.executor.builders import BOUNDLESS, LIMITS, PACE, arm, history, journal, turn
 from tests.remediator.kubernetes_api import Api, Failure, kubernetes_api
 from tests.remediator.world import World
 
-QUICK = replace(PACE, limits=replace(LIMITS, gpu_lost_s=0.05))
+QUICK = replace(
+    PACE,
+    limits=replace(LIMITS, gpu_lost_s=0.05),
+    safety_limits=replace(BOUNDLESS, breaker_targets=3),
+)
 FOREIGN = {"key": "team", "value": "a", "effect": "NoExecute"}
-WORKS = GpuHealth(listed=True, lost_s=0.0, xids=())
+WORKS = GpuHealth(listed=True, lost_s=0.0, xids=(), sample_age_s=0.5)
 
 
 class GpuWorld(World):
@@ -33,7 +39,7 @@ class GpuWorld(World):
     health = WORKS
 
     def gpu_health(self, gpu: str) -> GpuHealth:
-        assert gpu == "GPU-0"
+        assert gpu in ("GPU-0", "GPU-1")
         return self.health
 
 
@@ -97,7 +103,7 @@ def test_quarantined_gpu_taints_the_node_until_it_is_released(
 def test_taint_that_a_person_removed_is_not_set_again_while_the_alert_fires(
     ledger: Ledger, works: Executor, world: GpuWorld, api: Api
 ) -> None:
-    world.health = GpuHealth(listed=False, lost_s=1.0, xids=())
+    world.health = replace(WORKS, listed=False, lost_s=1.0)
     alerted(ledger)
     arm(ledger)
     turn(works, ledger)
@@ -110,9 +116,109 @@ def test_taint_that_a_person_removed_is_not_set_again_while_the_alert_fires(
     turn(works, ledger)
     assert (api.taints, wait_reason(ledger)) == ([], Reason.TAINT_REMOVED)
 
-    alerted(ledger, firing=False)
+    alerted(ledger, firing=False)  # as after a failed scrape
+    turn(works, ledger)
+    assert wait_reason(ledger) == Reason.TAINT_REMOVED
+
+    world.health = replace(WORKS, listed=False)
     turn(works, ledger)
     assert history(ledger).outcome == plan.Outcome.FIXED
+
+
+def test_taint_of_an_executor_that_ended_before_its_record_is_removed(
+    ledger: Ledger, store: JobStore, works: Executor, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quarantine(store)
+    alerted(ledger)
+    arm(ledger)
+    set_taint = Nodes.set_taint
+
+    def end(nodes: Nodes, name: str, *, tainted: bool) -> bool:
+        set_taint(nodes, name, tainted=tainted)
+        raise SystemExit
+
+    monkeypatch.setattr(Nodes, "set_taint", end)
+    with pytest.raises(SystemExit):
+        turn(works, ledger)
+    monkeypatch.setattr(Nodes, "set_taint", set_taint)
+    assert TAINT in api.taints
+
+    store.gpu_quarantine.release_gpu("GPU-0")
+    alerted(ledger, firing=False)
+    turn(works, ledger)
+    time.sleep(QUICK.limits.gpu_lost_s)
+    turn(works, ledger)
+    assert api.taints == [FOREIGN]
+    assert history(ledger).outcome == plan.Outcome.FIXED
+
+
+def test_last_of_two_gpus_that_work_again_removes_the_taint(
+    ledger: Ledger, works: Executor, world: GpuWorld, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.health = replace(WORKS, listed=False, lost_s=1.0)
+    ledger.inbox.accept([gpu_alert("g1"), gpu_alert("g2", gpu="GPU-1")], [], now=time.time())
+    arm(ledger)
+    turn(works, ledger)
+    world.health = WORKS
+    turn(works, ledger)
+    time.sleep(QUICK.limits.gpu_lost_s)
+
+    both, is_tainted = threading.Barrier(2), Nodes.is_tainted
+
+    def together(nodes: Nodes, name: str) -> bool:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.2)
+        return is_tainted(nodes, name)
+
+    monkeypatch.setattr(Nodes, "is_tainted", together)
+    threads = [threading.Thread(target=works.process_episode, args=(each,)) for each in ledger.episodes.list_open(HOST)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+
+    assert ledger.episodes.list_open(HOST) == []
+    assert api.taints == [FOREIGN]
+
+
+def test_hosts_that_decide_at_the_same_time_count_each_other(
+    ledger: Ledger, store: JobStore, works: Executor, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quarantine(store)
+    alerted(ledger)
+    arm(ledger)
+    others = [f"other{number}" for number in range(QUICK.safety_limits.breaker_targets)]
+    is_tainted = Nodes.is_tainted
+
+    def meanwhile(nodes: Nodes, name: str) -> bool:
+        for host in others:
+            ledger.inbox.accept([gpu_alert(host, host=host)], [], now=time.time())
+            ledger.inbox.take_new(host, now=time.time())
+            (episode,) = ledger.episodes.list_open(host)
+            ledger.journal.record(episode.episode_id, "decided", "taint", "", now=time.time())
+        others.clear()
+        return is_tainted(nodes, name)
+
+    monkeypatch.setattr(Nodes, "is_tainted", meanwhile)
+    turn(works, ledger)
+
+    assert api.taints == [FOREIGN]
+    (reason,) = {each.reason for each in ledger.reports.list_held() if each.host == HOST}
+    assert reason == Reason.MANY_TAINTED
+
+
+def test_stale_sample_is_no_evidence(ledger: Ledger, works: Executor, world: GpuWorld, api: Api) -> None:
+    world.health = replace(WORKS, listed=False, lost_s=1.0)
+    alerted(ledger)
+    arm(ledger)
+    turn(works, ledger)
+    assert TAINT in api.taints
+
+    world.health = replace(WORKS, sample_age_s=60.0)
+    for _ in range(2):
+        turn(works, ledger)
+        time.sleep(QUICK.limits.gpu_lost_s)
+    assert (TAINT in api.taints, wait_reason(ledger)) == (True, Reason.NODE_UNKNOWN)
 
 
 def test_fatal_xid_counts_until_the_host_boots(

@@ -15,6 +15,7 @@ from kubernetes.client import AppsV1Api, CoreV1Api, RbacAuthorizationV1Api
 import deploy
 from exporter.evidence.demand_gate import ANNOTATION, NODE_ANNOTATION
 from gpuwarden import cgroup
+from remediator.actuators.deployments import DeploymentActuator
 from remediator.remedies.guards import Act, Order
 from testbed.docker_engine import NoEngine
 from testbed.gpu_simulator import Slot
@@ -182,3 +183,17 @@ def test_named_deployment_is_scaled_up_and_down_and_another_is_refused(scene: Sc
     scene.until(lambda: scene.journal("painter").count("decided close: fixed") == 2, "its second episode is closed")
     assert "idle for" in scene.journal("painter")
     assert scene.replicas("stranger") == 0
+
+
+@pytest.mark.parametrize(("replicas", "may"), [(0, True), (1, True), (2, False)])
+def test_deployment_with_several_replicas_is_not_managed(
+    cluster: Cluster, namespace: str, replicas: int, may: bool
+) -> None:
+    apps = AppsV1Api(cluster.api())
+    make_deployment(apps, namespace, "painter", cluster.node)
+    apps.patch_namespaced_deployment_scale("painter", namespace, {"spec": {"replicas": replicas}})
+
+    found = DeploymentActuator(cluster.api(), namespaces=[namespace]).look(f"{namespace}/painter")
+
+    assert found is not None
+    assert (found.managed, found.running) == (may, replicas > 0)

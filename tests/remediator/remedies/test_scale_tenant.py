@@ -92,6 +92,7 @@ WAITS: dict[str, tuple[dict[str, Any], Reason]] = {
     "the exporter does not answer": ({"on_demand": None}, Reason.NO_EVIDENCE),
     "an old sample": ({"on_demand": on_demand(sample_age_s=60.0)}, Reason.STALE_EVIDENCE),
     "not confirmed": ({"on_demand": on_demand(room_s=0.0)}, Reason.UNCONFIRMED),
+    "a person paused it": ({"container": stopped(paused=True)}, Reason.CONTAINER_PAUSED),
     "the last try failed": ({"stopped_s_ago": RETRY_S - 1}, Reason.SCALE_FAILED),
 }
 

@@ -39,6 +39,10 @@ WAITS: dict[str, tuple[Facts, Reason]] = {
         Reason.NODE_TAINTED,
     ),
     "a person removed the taint": (gpu_facts(**{**SET, "tainted": False}), Reason.TAINT_REMOVED),
+    "a person removed the taint, and a scrape failed": (
+        gpu_facts(**{**SET, "tainted": False}, firing=False),
+        Reason.TAINT_REMOVED,
+    ),
     "it works, and the remedy was disarmed": (gpu_facts(**SET, **WORKS, armed=False), Reason.DRY_RUN),
 }
 
@@ -64,7 +68,12 @@ ACTS: dict[str, tuple[Facts, Step]] = {
     "it works again": (gpu_facts(**SET, **WORKS), Untaint(message="")),
     "it works again, and another GPU does not": (gpu_facts(**SET, **WORKS, others=("GPU-1",)), FIXED),
     "a person removed the taint, and it works": (gpu_facts(**{**SET, "tainted": False}, **WORKS), FIXED),
-    "a person removed the taint, and the alert ended": (gpu_facts(**{**SET, "tainted": False}, firing=False), FIXED),
+    "a person removed the taint, and the alert and the fault ended": (
+        gpu_facts(**{**SET, "tainted": False}, fault="", firing=False),
+        FIXED,
+    ),
+    "the last try was not recorded, and it works": (gpu_facts(begun=True, tainted=True, **WORKS), Untaint(message="")),
+    "the last try failed, and the alert ended": (gpu_facts(begun=True, firing=False), UNCONFIRMED),
 }
 
 
