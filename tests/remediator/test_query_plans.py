@@ -34,7 +34,7 @@ from remediator.ledger.intents import Intents
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.notices import GATHER_S, Notices, Parcel
 from remediator.metrics.ledger import LedgerCollector
-from remediator.plan import Outcome
+from remediator.plan import Outcome, Scale, Taint
 from remediator.reasons import Reason
 from tests.remediator.builders import HOST, alert
 from tests.remediator.executor.builders import executor, running, to_the_end, turn
@@ -371,6 +371,18 @@ def notify(ledger: Ledger) -> None:
     notices.delete_old(now=now)
 
 
+def act_on_node(ledger: Ledger) -> None:
+    """Taint a node, and start a tenant on demand."""
+    limits: dict[str, Any] = {"safety_limits": BOUNDLESS, "now": ledger.now()}
+    faulty = opened(ledger, worker=None, remedy="taint_node", condition="gpu_faulty", gpu="GPU-0")
+    assert ledger.intents.begin_taint(faulty, Taint(message=""), state=None, nodes=1, **limits) is None
+    assert [each.act for each in ledger.journal.taints()] == ["decided"]
+    tenant = opened(ledger, worker=None, remedy="scale_tenant", condition="demand_up", tenant="c1")
+    step = Scale(on=True, container_kind="docker", container_handle="c1", gpus=frozenset({"GPU-9"}), message="")
+    assert ledger.intents.begin_scaling(tenant, step, **limits) is None
+    assert ledger.intents.last_scaling(tenant.episode_id)
+
+
 def pass_on(store: JobStore) -> None:
     """What a gateway asks for its workers."""
     claim: dict[str, Any] = {"attempt": 1, "incarnation": "i"}
@@ -445,6 +457,7 @@ def test_no_statement_of_executor_or_webhook_scans_what_grows(
         turn(works, ledger)
         planned = opened(ledger, worker="w5")
         assert ledger.intents.begin(planned, BEGIN, safety_limits=BOUNDLESS, now=ledger.now()) is None
+        act_on_node(ledger)
         ledger.intents.withdraw(planned.episode_id, Reason.DONE, "", now=ledger.now())
         works.housekeeping._keep_s = 3600.0
         works.housekeeping.delete_old()
