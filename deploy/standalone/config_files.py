@@ -56,6 +56,16 @@ IMPLIED: Final = (
 )
 """Alerts that a lost host also raises."""
 
+ABOUT_REMEDIATOR: Final = (
+    "GpuwardenRemediatorDown",
+    "GpuwardenExecutorDown",
+    "GpuwardenWebhookNotReceiving",
+)
+"""Alerts about the remediator itself. It does not relay them."""
+
+DIRECT: Final = "people-direct"
+"""Receiver of operators without the remediator."""
+
 BREAKER_OPEN: Final = "GpuwardenCircuitBreakerOpen"
 """Every host of a ledger raises this alert: operators receive it once."""
 
@@ -139,6 +149,7 @@ def alertmanager_config(
     intervals: Intervals,
     outside: str | None = None,
     people: Mapping[str, Sequence[Mapping[str, object]]] | None = None,
+    relay: str | None = None,
 ) -> str:
     """Return alertmanager.yml.
 
@@ -146,7 +157,8 @@ def alertmanager_config(
     `people`, with the integrations of `people`) receive everything else, lost hosts and alerts that the remediator
     refuses.
 
-    `outside` is the URL of a service that calls an operator when the watchdog stops.
+    `outside` is the URL of a service that calls an operator when the watchdog stops. `relay` is the URL with which the
+    remediator notifies people. Alerts about the remediator itself do not take it.
     """
     watchdog: dict[str, object] = {
         "matchers": [f'alertname="{WATCHDOG}"'],
@@ -168,6 +180,7 @@ def alertmanager_config(
     breaker = {"receiver": "people", "matchers": [f'alertname="{BREAKER_OPEN}"'], "group_by": ["alertname"]}
     authorization = {"http_config": {"authorization": {"credentials_file": str(token_file)}}}
     watchdog_routes = [{"receiver": "gpuwarden", **watchdog}]
+    direct_routes: list[dict[str, object]] = []
     receivers: list[dict[str, object]] = [
         {"name": "people", **(people or {})},
         {"name": "gpuwarden", "webhook_configs": [{"url": webhook, "send_resolved": True, **authorization}]},
@@ -175,6 +188,11 @@ def alertmanager_config(
     if outside is not None:
         watchdog_routes.insert(0, {"receiver": "outside", "continue": True, **watchdog})
         receivers.append({"name": "outside", "webhook_configs": [{"url": outside, "send_resolved": False}]})
+    if relay is not None:
+        direct_routes.append({"receiver": DIRECT, "matchers": [f'alertname=~"{"|".join(ABOUT_REMEDIATOR)}"']})
+        hook = {"url": relay, "send_resolved": True, **authorization}
+        receivers[0] = {"name": "people", **(people or {}), "webhook_configs": [hook]}
+        receivers.append({"name": DIRECT, **(people or {})})
     return _yaml(
         {
             "route": {
@@ -183,7 +201,7 @@ def alertmanager_config(
                 "group_wait": "30s",
                 "group_interval": "5m",
                 "repeat_interval": "12h",
-                "routes": [*watchdog_routes, *for_operators, breaker, acting],
+                "routes": [*watchdog_routes, *direct_routes, *for_operators, breaker, acting],
             },
             "inhibit_rules": INHIBITIONS,
             "receivers": receivers,

@@ -35,6 +35,7 @@ from gpuwarden.files import atomic_write
 from gpuwarden.format import Parser, show
 from gpuwarden.gateway import CENTRAL_PORT, HOST_PORT
 from gpuwarden.state_file import check_name
+from remediator.settings.notify_file import NotifySettings
 
 UNITS: Final = ("gpuwarden-exporter", "gpuwarden-remediator", "gpuwarden-executor")
 HOST_GATEWAY: Final = "gpuwarden-gateway-host"
@@ -58,7 +59,7 @@ _OPTIONS: Final = (
 OTHER_RULES_S: Final = 15
 """Evaluation interval of rules without a remedy, seconds."""
 
-_PRIVATE: Final = re.compile(r"alertmanager\.yml|gpuwarden/notify-\d+")
+_PRIVATE: Final = re.compile(r"alertmanager\.yml|gpuwarden/notify(-\d+|\.toml)")
 """Files with mode 0600: the watchdog URL, passwords."""
 _RECORD: Final = ".written.json"
 _PLAIN: Final = re.compile(r"/[A-Za-z0-9._/@+-]*")
@@ -140,12 +141,15 @@ def files(site: Site) -> dict[str, str]:
     webhook = f"http://127.0.0.1:{site.remediator_port}/api/v1/alerts"
     runbooks = site.runbooks_url or f"http://127.0.0.1:{site.remediator_port}/{RUNBOOKS}"
     units, secrets = (*UNITS, *gateways), receivers.secrets(site.notify)
+    relayed, notify_file = receivers.relayed(site.notify), etc / receivers.NOTIFY_FILE
     fill = {
         **vars(site),
         "watched_docker": site.watched_docker or site.docker,
         "runbooks": runbooks.rstrip("/"),
         "services": " ".join(units),
         "secrets": " ".join(["gpuwarden/token", *(f"gpuwarden/{name}" for name in secrets)]),
+        "notify_setting": f"GPUWARDEN_REMEDIATOR_NOTIFY_FILE={notify_file}\n" if relayed else "",
+        "install_notify": f"install -m 0640 -g gpuwarden gpuwarden/{notify_file.name} {etc}/\n" if relayed else "",
     }
     return {
         "README.md": _fill_template("README.md", fill),
@@ -156,9 +160,11 @@ def files(site: Site) -> dict[str, str]:
             intervals=Intervals(),
             outside=site.watchdog_url,
             people=receivers.configs(site.notify, etc),
+            relay=f"http://127.0.0.1:{site.remediator_port}{receivers.RELAY_PATH}" if relayed else None,
         ),
         "gpuwarden/remediator-web.yml": web_config("token"),
         **{f"gpuwarden/{name}": secret for name, secret in secrets.items()},
+        **({f"gpuwarden/{notify_file.name}": receivers.notify_file(site.notify, NotifySettings())} if relayed else {}),
         "gpuwarden/gpuwarden.env": _fill_template("gpuwarden.env", fill),
         **{
             f"gpuwarden/rules/{path.name}": package_data.rule_file(
@@ -419,8 +425,8 @@ def _stored_notify(file: Path) -> list[str]:
 def _print_notify(site: Site, file: Path) -> None:
     if site.notify:
         show(f"init: alerts for operators go to the URLs in {file}; remove that file to stop this")
-    else:
-        show("init: alerts for operators are not sent, not even those about gpuwarden itself; use --notify")
+    for text in receivers.warnings(site.notify):
+        show(f"init: {text}")
 
 
 def _own_command() -> str:

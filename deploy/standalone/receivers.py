@@ -1,17 +1,30 @@
-"""Alertmanager's receivers of operators, from URLs of mail servers and Slack webhooks.
+"""Alertmanager's receivers of operators, from URLs of mail servers and Slack webhooks. The remediator sends to others.
 
 The URLs have the syntax of Apprise. Passwords and Slack addresses go to files of mode 0600, which the configuration
-names.
+names. So do the URLs that the remediator sends to: its notify file.
 """
 
 import argparse
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from gpuwarden.notify.address import AddressError, check
+from gpuwarden.notify.send import APPRISE_MISSING
+from remediator.settings.notify_file import NotifySettings
+
+NOTIFY_FILE: Final = "notify.toml"
+RELAY_PATH: Final = "/api/v1/notifications"
+"""Where the remediator takes alerts for operators."""
+
+NO_NATIVE: Final = (
+    "alerts about the remediator itself are not sent: this needs --notify with a mail server or a Slack webhook"
+)
 SECRET: Final = "notify-"  # noqa: S105 - a file's name
 """Start of the name of a secret file; the number of its URL follows."""
 
@@ -47,13 +60,13 @@ def add_notify(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         type=given,
         action="extend",
-        help=f"where Alertmanager sends alerts for operators: {_EXAMPLE}, or a Slack webhook; repeat it for more, or "
-        "use @FILE with one URL a line, which hides passwords from other users (default: none)",
+        help=f"where alerts for operators are sent: {_EXAMPLE}, a Slack webhook, or another URL of Apprise; repeat it "
+        "for more, or use @FILE with one URL a line, which hides passwords from other users (default: none)",
     )
 
 
-def parse(url: str) -> Receiver:
-    """Parse a URL.
+def parse(url: str) -> Receiver | None:
+    """Parse a URL. `None`: the remediator sends to it.
 
     Raises:
         ValueError: it is invalid; the message says how to write it, without the secret.
@@ -72,16 +85,43 @@ def parse(url: str) -> Receiver:
         return _slack(url)
     if split.hostname in (_SLACK_HOST, "hooks.slack-gov.com"):
         raise ValueError("invalid Slack webhook: expected https://hooks.slack.com/services/T…/B…/…")
-    raise ValueError(
-        f"Alertmanager cannot send to {scheme or 'it'}: expected a Slack webhook, or for example {_EXAMPLE}. "
-        "Messages of the remediator also go to other services (docs/how-to/notifications.md)"
-    )
+    if not scheme:
+        raise ValueError(f"not a URL to notify: expected a Slack webhook, or for example {_EXAMPLE}")
+    if scheme == "https":
+        raise ValueError("use the Apprise URL of the service, for example jsons://HOST/PATH for a webhook")
+    try:
+        check(url)
+    except AddressError as error:
+        raise ValueError(f"{error}; see docs/how-to/notifications.md") from None
+    return None
+
+
+def relayed(urls: Sequence[str]) -> list[str]:
+    """The URLs that the remediator sends to."""
+    return [url for url in urls if parse(url) is None]
+
+
+def notify_file(urls: Sequence[str], base: NotifySettings) -> str:
+    """Return the content of `base` with these URLs as further administrators."""
+    lines = []
+    if base.mail_server is not None:
+        lines.append(f"mail_server = {_quoted(base.mail_server)}")
+    listed = ", ".join(_quoted(each) for each in dict.fromkeys((*base.administrators, *relayed(urls))))
+    lines += [f"administrators = [{listed}]", ""]
+    if base.submitters:
+        lines.append("[submitters]")
+        lines += [f"{_quoted(account)} = {_quoted(address)}" for account, address in base.submitters.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def configs(urls: Sequence[str], folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the integrations of a receiver. Their secrets are in `folder`."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for name, receiver in _named(urls):
+    for name, receiver in _native(urls):
         config = {**receiver.config, "send_resolved": True}
         if receiver.secret:
             config[receiver.secret_field] = str(folder / name)
@@ -91,11 +131,20 @@ def configs(urls: Sequence[str], folder: Path) -> dict[str, list[dict[str, Any]]
 
 def secrets(urls: Sequence[str]) -> dict[str, str]:
     """Return the text of each secret file by its name."""
-    return {name: receiver.secret for name, receiver in _named(urls) if receiver.secret}
+    return {name: receiver.secret for name, receiver in _native(urls) if receiver.secret}
 
 
-def _named(urls: Sequence[str]) -> list[tuple[str, Receiver]]:
-    return [(f"{SECRET}{number}", parse(url)) for number, url in enumerate(urls, start=1)]
+def _native(urls: Sequence[str]) -> list[tuple[str, Receiver]]:
+    parsed = ((f"{SECRET}{number}", parse(url)) for number, url in enumerate(urls, start=1))
+    return [(name, receiver) for name, receiver in parsed if receiver is not None]
+
+
+def warnings(urls: Sequence[str]) -> list[str]:
+    """Messages about alerts that these URLs do not receive."""
+    if not urls:
+        return ["alerts for operators are not sent, not even those about gpuwarden itself; use --notify"]
+    missing = relayed(urls) and find_spec("apprise") is None
+    return [*([] if _native(urls) else [NO_NATIVE]), *([APPRISE_MISSING] if missing else [])]
 
 
 def given(value: str) -> list[str]:

@@ -7,6 +7,7 @@ Each listens on loopback, logs to its file in the work folder and ends with its 
 - `rules/`: the plan's rules, with the remediator's address in the runbook links and an evaluation interval.
 - `parts.json`: boot id, and pid with start time per part.
 - `token` (0600): bearer token of Alertmanager. `remediator-web.yml` names it. `notify-N` (0600): its other secrets.
+- `notify.toml` (0600): URLs that the remediator notifies.
 - `log/<part>.log`: logs.
 
 `deploy.standalone.supervisor` restarts parts that exit.
@@ -43,6 +44,9 @@ from gpuwarden.docs_pages import RUNBOOKS
 from gpuwarden.files import atomic_write
 from gpuwarden.procfs import ProcessId
 from gpuwarden.settings import services
+from remediator.commands.notify import FILE_ENV as NOTIFY_FILE_ENV
+from remediator.settings.notify_file import NotifySettings
+from remediator.settings.notify_file import read as read_notify_file
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S: Final = 30.0
@@ -200,6 +204,11 @@ class Chain:
             folder.mkdir(parents=True, exist_ok=True)
         atomic_write(self.directory / "host", plan.host + "\n", mode=0o644, sync=True)
         keep_token(self.token_file)
+        self.notify_file = plan.work / receivers.NOTIFY_FILE if receivers.relayed(plan.notify) else None
+        if self.notify_file is not None:
+            given = os.environ.get(NOTIFY_FILE_ENV)
+            base = read_notify_file(Path(given)) if given else NotifySettings()
+            atomic_write(self.notify_file, receivers.notify_file(plan.notify, base), mode=0o600, sync=True)
         self.web_config_file = plan.work / "remediator-web.yml"
         atomic_write(self.web_config_file, web_config(self.token_file.name), mode=0o644, sync=True)
 
@@ -274,12 +283,14 @@ class Chain:
 
     def start_serve(self) -> None:
         """Start the webhook."""
+        notify = [] if self.notify_file is None else ["--notify-file", str(self.notify_file)]
         self._start(
             "serve",
             [
                 *_gpuwarden("remediator", "serve", "--runtime-dir", str(self.directory), "--ledger", self.ledger_url),
                 *("--web-config-file", str(self.web_config_file), "--queue-db", self.queue_url),
                 *("--listen", "127.0.0.1", "--port", _port(self.remediator_url)),
+                *notify,
                 *self._shared_role,
             ],
         )
@@ -374,6 +385,7 @@ class Chain:
             intervals=self.plan.intervals,
             outside=self.plan.watchdog_url,
             people=receivers.configs(self.plan.notify, self.plan.work),
+            relay=f"{self.remediator_url}{receivers.RELAY_PATH}" if self.notify_file else None,
         )
         for name, secret in receivers.secrets(self.plan.notify).items():
             atomic_write(self.plan.work / name, secret, mode=0o600, sync=True)

@@ -21,12 +21,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from deploy.standalone import data_dir, debian_packages, package_data
+from deploy.standalone import data_dir, debian_packages, package_data, receivers
 from deploy.standalone.config_files import Intervals
 from deploy.standalone.docker_socket import Engine, NoEngine, reachable_engine
 from deploy.standalone.episode_lines import EpisodeLines
 from deploy.standalone.log_rotation import rotate
-from deploy.standalone.receivers import add_notify
 from deploy.standalone.stack import (
     PORTS,
     Chain,
@@ -41,6 +40,7 @@ from deploy.standalone.worker_pools import add_workers, with_gpus
 from gpuwarden.db import running_up
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, count_of, printable, show
+from remediator.commands.notify import FILE_ENV as NOTIFY_FILE_ENV
 
 CHECK_S: Final = 0.5
 """Interval of the supervisor, seconds."""
@@ -248,6 +248,7 @@ def _variables(chain: Chain) -> dict[str, str]:
         "GPUWARDEN_REMEDIATOR_EXPORTER": chain.exporter_url,
         "GPUWARDEN_REMEDIATOR_ALERTMANAGER": chain.alertmanager_url,
         "GPUWARDEN_REMEDIATOR_PROMETHEUS": chain.prometheus_url,
+        **({} if chain.notify_file is None else {NOTIFY_FILE_ENV: str(chain.notify_file)}),
     }
 
 
@@ -261,8 +262,8 @@ def _announce(chain: Chain, engine: Engine | NoEngine, output: _Output) -> None:
         output(f"Podman        {plan.podman}")
     if plan.systemd_units:
         output(f"services      {', '.join(plan.systemd_units)}")
-    if not plan.notify:
-        output("alerts for operators are not sent: see --notify")
+    for text in receivers.warnings(plan.notify):
+        output(text)
     if plan.simulate_gpu is None:
         output("GPUs          from the NVIDIA driver and the kernel (AMD, Intel); without one, nothing is confirmed")
     for name, text in (
@@ -326,7 +327,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_workers(parser)
     add_systemd_units(parser)
-    add_notify(parser)
+    receivers.add_notify(parser)
     add_watchdog(parser)
     add_evaluation_interval(parser)
     parser.add_argument(

@@ -25,6 +25,8 @@ NAMES: Final[Mapping[str, str]] = {
     "breaker": "open circuit breaker",
     "chain": "dead chain",
     "chain_back": "chain that works again",
+    "alert": "alert",
+    "alert_over": "resolved alert",
 }
 """Kinds of notices, for the counts of a digest."""
 

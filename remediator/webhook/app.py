@@ -25,7 +25,7 @@ from gpuwarden.db.errors import DatabaseError, NoAnswerError
 from gpuwarden.format import printable
 from gpuwarden.http.web_config import BusyError, WebConfig
 from remediator import payload as payloads
-from remediator.alert import is_watchdog
+from remediator.alert import Alert, Refusal, is_watchdog
 from remediator.ledger.ledger import Ledger
 from remediator.metrics.ledger import SERIES, LedgerCollector, Watchdog
 from remediator.remedies.wrangle import Rules
@@ -34,6 +34,7 @@ from remediator.webhook import runbooks
 from remediator.webhook.intake import Inbox
 from remediator.webhook.readiness import Readiness
 from remediator.webhook.reconcile import Reconciler
+from remediator.webhook.relay import Relay
 
 log: Final = structlog.get_logger("remediator")
 
@@ -97,45 +98,37 @@ def create_app(
             "gpuwarden_remediator_intent_overdue_after_seconds": intent_overdue_s,
         },
     )
-    inbox = Inbox(ledger, host=host)
+    inbox, relay = Inbox(ledger, host=host), Relay(ledger)
     watchdog = Watchdog(ledger)
     registry.register(watchdog)
     reconciler = Reconciler(alertmanagers, inbox, alerts_max=alerts_max, registry=registry)
     app = FastAPI(title="gpuwarden remediator", version=__version__, docs_url=None, redoc_url=None)
 
-    @app.post(
-        "/api/v1/alerts",
-        status_code=202,
-        dependencies=[Depends(_Authentication(web, rejected))],
-        responses=api.responses(alerts_max=alerts_max, body_max_bytes=body_max_bytes, body_timeout_s=BODY_TIMEOUT_S),
-        openapi_extra=api.webhook(alerts_max=alerts_max),
-    )
+    calls = _Calls(rejected, body_max_bytes=body_max_bytes, alerts_max=alerts_max)
+    about_calls: dict[str, Any] = {
+        "status_code": 202,
+        "dependencies": [Depends(_Authentication(web, rejected))],
+        "responses": api.responses(alerts_max=alerts_max, body_max_bytes=body_max_bytes, body_timeout_s=BODY_TIMEOUT_S),
+        "openapi_extra": api.webhook(alerts_max=alerts_max),
+    }
+
+    @app.post("/api/v1/alerts", **about_calls)
     async def receive(request: Request) -> dict[str, int]:
         """Alertmanager's webhook."""
-        body = await _body(request, body_max_bytes, rejected)
-        try:
-            payload = json.loads(body)
-            found, refusals = payloads.parse(payload, alerts_max=alerts_max)
-        except payloads.TooManyAlertsError as error:
-            rejected.labels("too_many").inc()
-            log.warning("webhook body refused", reason=str(error))
-            raise HTTPException(413, str(error)) from None
-        except (ValueError, RecursionError, payloads.PayloadError) as error:
-            rejected.labels("malformed").inc()
-            log.warning("webhook body refused", reason=str(error)[:300], start=body[:200].decode("utf-8", "replace"))
-            raise HTTPException(400, f"not an Alertmanager payload: {str(error)[:300]}") from None
+        payload, found, refusals = await calls.read(request)
         if any(each.firing and is_watchdog(each) for each in found):
             watchdog.mark(now=time.time())
             inbox.keep_watchdog()
-        try:
-            accepted, refused = await _wait_until_stored(inbox.take(found, refusals))
-        except DatabaseError as error:
-            rejected.labels("ledger").inc()
-            log.error("webhook not accepted", reason=str(error))  # noqa: TRY400 - the error is enough
-            raise HTTPException(503, "the ledger cannot be written; retry") from None
+        counts = await calls.wait_until_stored(inbox.take(found, refusals))
         if left_out := payloads.truncated(payload):
             reconciler.fetch_left_out(left_out, payloads.receiver(payload))
-        return {"accepted": accepted, "refused": refused}
+        return counts
+
+    @app.post("/api/v1/notifications", **about_calls)
+    async def notify(request: Request) -> dict[str, int]:
+        """Alertmanager's webhook for operators: administrators are notified."""
+        _, found, refusals = await calls.read(request)
+        return await calls.wait_until_stored(relay.take(found, refusals))
 
     @app.get("/metrics", response_class=PlainTextResponse)
     @app.head("/metrics", include_in_schema=False)
@@ -177,6 +170,41 @@ class _Authentication:
                 hint="check http_config of the Alertmanager receiver against --web-config-file",
             )
         raise HTTPException(401, refusal, headers={"WWW-Authenticate": self._web.challenge})
+
+
+class _Calls:
+    """Reads the payload of a call, and waits until it is stored. Refused calls are counted."""
+
+    def __init__(self, rejected: Counter, *, body_max_bytes: int, alerts_max: int) -> None:
+        self._rejected = rejected
+        self._body_max_bytes = body_max_bytes
+        self._alerts_max = alerts_max
+
+    async def read(self, request: Request) -> tuple[dict[str, Any], list[Alert], list[Refusal]]:
+        """The payload, its valid alerts, and refusals of invalid ones."""
+        body = await _body(request, self._body_max_bytes, self._rejected)
+        try:
+            payload = json.loads(body)
+            found, refusals = payloads.parse(payload, alerts_max=self._alerts_max)
+        except payloads.TooManyAlertsError as error:
+            self._rejected.labels("too_many").inc()
+            log.warning("webhook body refused", reason=str(error))
+            raise HTTPException(413, str(error)) from None
+        except (ValueError, RecursionError, payloads.PayloadError) as error:
+            self._rejected.labels("malformed").inc()
+            log.warning("webhook body refused", reason=str(error)[:300], start=body[:200].decode("utf-8", "replace"))
+            raise HTTPException(400, f"not an Alertmanager payload: {str(error)[:300]}") from None
+        return payload, found, refusals
+
+    async def wait_until_stored(self, taken: Future[tuple[int, int]]) -> dict[str, int]:
+        """The answer of a call."""
+        try:
+            accepted, refused = await _wait_until_stored(taken)
+        except DatabaseError as error:
+            self._rejected.labels("ledger").inc()
+            log.error("webhook not accepted", reason=str(error))  # noqa: TRY400 - the error is enough
+            raise HTTPException(503, "the ledger cannot be written; retry") from None
+        return {"accepted": accepted, "refused": refused}
 
 
 async def _wait_until_stored(taken: Future[tuple[int, int]]) -> tuple[int, int]:

@@ -93,7 +93,7 @@ def watchdog_age_s(facts: Facts) -> float | None:
 
 
 def contacts(facts: Facts) -> Finding | None:
-    """Alertmanager has an address for the alerts that operators receive."""
+    """Alertmanager has an address for alerts about the remediator itself, which it sends without the remediator."""
     found = facts.alertmanager
     if isinstance(found, Unread):
         return unknown(found.why)
@@ -102,9 +102,10 @@ def contacts(facts: Facts) -> Finding | None:
     if not names:
         return warning(
             f"nobody: Alertmanager's receiver {_named(reached)} has no address",
-            "start `gpuwarden up` with --notify URL"
+            "start `gpuwarden up` with --notify and the URL of a mail server or Slack"
             if facts.host.place.runs is Runs.UP
-            else "run `gpuwarden init` with --notify URL, or add a contact to that receiver in alertmanager.yml",
+            else "run `gpuwarden init` with --notify and the URL of a mail server or Slack, or add a contact to that "
+            "receiver in alertmanager.yml",
         )
     return ok(f"receiver {_named(reached)}: {', '.join(names)}")
 
