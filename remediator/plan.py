@@ -274,6 +274,7 @@ class Facts:
         successor: the pod that a controller created in place of an evicted one; it runs once it is ready.
         scaled_on: whether this episode last decided to start its tenant on demand, or to stop it.
         forbidden: why this executor may not scale it.
+        quarantined: its GPUs in quarantine, or why that is unknown.
         worker_ended: the exporter's current sample has no such worker: it ended cleanly, or its files are unreadable.
         free_for_s: time the restart has been at its stage; so `settle_for_s`.
         quiet_for_s: time without a failed source.
@@ -300,6 +301,7 @@ class Facts:
     on_demand: OnDemandFacts | None = None
     scaled_on: bool | None = None
     forbidden: str = ""
+    quarantined: str = ""
     worker_ended: bool = False
     free_for_s: float = 0.0
     settle_for_s: float = 0.0

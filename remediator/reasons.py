@@ -143,6 +143,11 @@ class Reason(Code):
         "Name the Deployment in the Role of `deploy/kubernetes/demand-gate`, or remove its annotation.",
     )
     SCALE_FAILED = "scale_failed", "the tenant on demand could not be scaled", "Wait for the next try; see the message."
+    GPU_QUARANTINED = (
+        "gpu_quarantined",
+        "a GPU of the tenant on demand is in quarantine, or that is unknown",
+        "Repair the GPU, then run `gpuwarden gpu release GPU`.",
+    )
     SCALED_ELSEWHERE = "scaled_elsewhere", "someone else scaled the tenant on demand", "Nothing."
     STOPPING = (
         "stopping",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.evidence import ContainerFacts, ServerFacts, WorkerFacts
+from gpuwarden.evidence import ContainerFacts, OnDemandFacts, ServerFacts, WorkerFacts
 from gpuwarden.kube import pods
 from gpuwarden.kube.pods import Handle
 from gpuwarden.procfs import ProcessId
@@ -197,8 +197,17 @@ class FactsReader:
             on_demand=seen,
             scaled_on=self._ledger.intents.last_scaling(episode.episode_id),
             forbidden=forbidden,
+            quarantined="" if seen is None or seen.on else self._quarantined(seen),
             stopped_s_ago=None if failed_at_s is None else self._clock.now_s() - failed_at_s,
         )
+
+    def _quarantined(self, seen: OnDemandFacts) -> str:
+        """Which GPUs of the tenant are in quarantine, or why that is unknown."""
+        try:
+            found = {card.gpu: self._queue.quarantine_reason(card.gpu, host=self._host) for card in seen.cards}
+        except GpuwardenError as error:
+            return f"unknown whether its GPU is in quarantine: {error}"
+        return "; ".join(f"{gpu} is in quarantine ({why})" for gpu, why in found.items() if why is not None)
 
     def _without_container(
         self,

@@ -14,6 +14,7 @@ from remediator.executor.limits import RemedyLimits
 from remediator.executor.timers import Timers
 from remediator.ledger.journal import TAINT
 from remediator.ledger.ledger import Ledger
+from remediator.ledger.recent import FLEET_FRESH_S
 from remediator.plan import Episode, NodeFacts, Outcome
 from remediator.reasons import Reason
 
@@ -65,7 +66,7 @@ class NodeTaint:
         if health.sample_age_s > self._limits.limits.evidence_fresh_s:
             raise GpuwardenError(f"the exporter's newest sample is {health.sample_age_s:.1f} s old")
         quarantine = self._queue.quarantine_reason(gpu, host=episode.host)
-        recorded = self._ledger.journal.taints()
+        recorded, fleet = self._ledger.journal.taints(), self._fleet()
         its = [each for each in recorded if each.episode_id == episode.episode_id]
         faults = [f"XID {', '.join(health.xids)}"] if health.xids else []
         if health.lost_s >= self._limits.limits.gpu_lost_s:
@@ -84,9 +85,14 @@ class NodeTaint:
             begun=bool(its),
             set_here=any(each.act == "did" for each in its),
             others=tuple(sorted({each.worker for each in recorded if each.host == episode.host} - {gpu})),
-            tainted_nodes=len({each.host for each in recorded} - {episode.host}),
-            nodes=len(self._ledger.executors.last_beats()),
+            tainted_nodes=len(fleet.intersection(each.host for each in recorded) - {episode.host}),
+            nodes=len(fleet),
         )
+
+    def _fleet(self) -> set[str]:
+        """Hosts with an executor. A node that was replaced never closes its episodes."""
+        since = self._ledger.now() - FLEET_FRESH_S
+        return {host for host, at in self._ledger.executors.last_beats().items() if at > since}
 
     def apply(self, episode: Episode, step: plan.Taint | plan.Untaint) -> plan.Wait | plan.Close | None:
         """Set the taint, or remove it and close the episode. A failure is recorded once, and retried.
@@ -105,7 +111,7 @@ class NodeTaint:
                 episode,
                 step,
                 state=FATAL if step.fatal else None,
-                nodes=len(self._ledger.executors.last_beats()),
+                fleet=self._fleet(),
                 safety_limits=self._limits.safety_limits,
                 now=self._ledger.now(),
             )

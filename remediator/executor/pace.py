@@ -19,7 +19,7 @@ RARELY: Final = frozenset(
         *(Reason.DRY_RUN, Reason.PAUSED, Reason.APPROVAL, Reason.DECLINED, Reason.CIRCUIT_BREAKER),
         *(Reason.SILENCED, Reason.SILENCES_UNKNOWN),
         *(Reason.NO_EVIDENCE, Reason.NO_CONTAINER, Reason.CONTAINER_PAUSED, Reason.UNSTARTABLE, Reason.GIVEN_UP),
-        *(Reason.SCALE_FORBIDDEN, Reason.SCALE_FAILED),
+        *(Reason.SCALE_FORBIDDEN, Reason.SCALE_FAILED, Reason.GPU_QUARANTINED),
         *(Reason.NODE_TAINTED, Reason.TAINT_REMOVED, Reason.TAINTED_ALREADY),
     }
 )

@@ -45,6 +45,8 @@ class Hold:
 
     def __call__(self, facts: Facts, step: plan.Step) -> plan.Step:
         """Apply orders and limits. A step that trips the circuit breaker passes: its transaction records that."""
+        if isinstance(step, plan.Untaint):  # in a pause a person may test the GPU
+            return guards.global_hold(self._ledger.orders.current(), host=self._host, now=self._ledger.now()) or step
         here = isinstance(step, plan.Begin) or guards.is_first(step)
         if not (here or isinstance(step, plan.Wrangle | plan.Lose | plan.Taint | plan.Scale)):
             return step

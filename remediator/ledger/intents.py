@@ -1,6 +1,6 @@
 """Intents: at most one restart per container incarnation and one settle per job attempt."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from sqlalchemy import Connection, and_, func, or_, select, update
@@ -105,7 +105,14 @@ class Intents(LedgerPart):
             return held
 
     def begin_taint(
-        self, episode: Episode, step: Taint, *, state: str | None, nodes: int, safety_limits: SafetyLimits, now: float
+        self,
+        episode: Episode,
+        step: Taint,
+        *,
+        state: str | None,
+        fleet: Collection[str],
+        safety_limits: SafetyLimits,
+        now: float,
     ) -> Wait | Close | None:
         """Record a taint before it is set, as `begin`: of two hosts, the second counts the first."""
         with writing(self._engine) as connection:
@@ -115,8 +122,8 @@ class Intents(LedgerPart):
                 return CLOSED_MEANWHILE
             orders, action = orders_in_force(connection, now), proposed_action(episode, step)
             recent = recent_activity(connection, action, orders, safety_limits, now=now)
-            others = {row.host for row in connection.execute(TAINTS)} - {episode.host}
-            node = NodeFacts(tainted_nodes=len(others), nodes=nodes)
+            others = {row.host for row in connection.execute(TAINTS) if row.host in fleet} - {episode.host}
+            node = NodeFacts(tainted_nodes=len(others), nodes=len(fleet))
             held = may_taint(action, orders, recent, safety_limits, node, now=now)
             if held is None:
                 write(connection, self._host, episode.episode_id, "decided", TAINT, step.message, now, state=state)

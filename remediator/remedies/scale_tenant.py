@@ -71,6 +71,8 @@ def _act(facts: Facts, container: ContainerState, seen: OnDemandFacts, figures: 
     if facts.stopped_s_ago is not None and facts.stopped_s_ago < RETRY_S:
         message = f"the last try failed {facts.stopped_s_ago:.0f} s ago; the next one is {RETRY_S:.0f} s after it"
         return _wait(facts, Reason.SCALE_FAILED, message)
+    if on and facts.quarantined:
+        return _wait(facts, Reason.GPU_QUARANTINED, facts.quarantined)
     if facts.armed:
         gpus = frozenset(card.gpu for card in seen.cards)
         return Scale(

@@ -18,6 +18,7 @@ from remediator.clients.nodes import TAINT, Nodes
 from remediator.executor.executor import Clients, Executor
 from remediator.ledger.ledger import Ledger
 from remediator.reasons import Reason
+from remediator.remedies.guards import Act, Order
 from remediator.seats import RESOURCE
 from tests.remediator.builders import HOST, gpu_alert
 from tests.remediator.executor.builders import BOUNDLESS, LIMITS, PACE, arm, history, journal, turn
@@ -68,6 +69,18 @@ def quarantine(store: JobStore, *, host: str = HOST) -> None:
 
 def alerted(ledger: Ledger, *, firing: bool = True) -> None:
     ledger.inbox.accept([gpu_alert(firing=firing)], [], now=time.time())
+
+
+def beat(ledger: Ledger, host: str, *, now: float | None = None) -> None:
+    at = time.time() if now is None else now
+    ledger.executors.beat(host=host, pid=1, armed=True, started_at=at, errors=0, now=at)
+
+
+def taint_elsewhere(ledger: Ledger, host: str) -> None:
+    ledger.inbox.accept([gpu_alert(host, host=host)], [], now=time.time())
+    ledger.inbox.take_new(host, now=time.time())
+    (episode,) = ledger.episodes.list_open(host)
+    ledger.journal.record(episode.episode_id, "decided", "taint", "", now=time.time())
 
 
 def wait_reason(ledger: Ledger) -> str | None:
@@ -188,14 +201,13 @@ def test_hosts_that_decide_at_the_same_time_count_each_other(
     alerted(ledger)
     arm(ledger)
     others = [f"other{number}" for number in range(QUICK.safety_limits.breaker_targets)]
+    for each in others:
+        beat(ledger, each)
     is_tainted = Nodes.is_tainted
 
     def meanwhile(nodes: Nodes, name: str) -> bool:
         for host in others:
-            ledger.inbox.accept([gpu_alert(host, host=host)], [], now=time.time())
-            ledger.inbox.take_new(host, now=time.time())
-            (episode,) = ledger.episodes.list_open(host)
-            ledger.journal.record(episode.episode_id, "decided", "taint", "", now=time.time())
+            taint_elsewhere(ledger, host)
         others.clear()
         return is_tainted(nodes, name)
 
@@ -205,6 +217,36 @@ def test_hosts_that_decide_at_the_same_time_count_each_other(
     assert api.taints == [FOREIGN]
     (reason,) = {each.reason for each in ledger.reports.list_held() if each.host == HOST}
     assert reason == Reason.MANY_TAINTED
+
+
+def test_replaced_nodes_do_not_count(ledger: Ledger, store: JobStore, works: Executor, api: Api) -> None:
+    for number in range(QUICK.safety_limits.breaker_targets):
+        beat(ledger, f"gone{number}", now=time.time() - 3600)
+        taint_elsewhere(ledger, f"gone{number}")
+    quarantine(store)
+    alerted(ledger)
+    arm(ledger)
+    turn(works, ledger)
+
+    assert TAINT in api.taints
+
+
+def test_taint_stays_during_a_pause(ledger: Ledger, works: Executor, world: GpuWorld, api: Api) -> None:
+    world.health = replace(WORKS, listed=False, lost_s=1.0)
+    alerted(ledger)
+    arm(ledger)
+    turn(works, ledger)
+    pause = Order(act=Act.PAUSE, at=time.time(), who="a test", reason="new cables", host=HOST)
+    ledger.orders.give(pause)
+    world.health = WORKS
+    for _ in range(2):
+        turn(works, ledger)
+        time.sleep(QUICK.limits.gpu_lost_s)
+    assert (TAINT in api.taints, wait_reason(ledger)) == (True, Reason.PAUSED)
+
+    ledger.orders.give(Order(act=Act.RESUME, at=time.time(), who="a test", reason="", host=HOST))
+    turn(works, ledger)
+    assert api.taints == [FOREIGN]
 
 
 def test_stale_sample_is_no_evidence(ledger: Ledger, works: Executor, world: GpuWorld, api: Api) -> None:

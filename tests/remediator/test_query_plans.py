@@ -375,7 +375,7 @@ def act_on_node(ledger: Ledger) -> None:
     """Taint a node, and start a tenant on demand."""
     limits: dict[str, Any] = {"safety_limits": BOUNDLESS, "now": ledger.now()}
     faulty = opened(ledger, worker=None, remedy="taint_node", condition="gpu_faulty", gpu="GPU-0")
-    assert ledger.intents.begin_taint(faulty, Taint(message=""), state=None, nodes=1, **limits) is None
+    assert ledger.intents.begin_taint(faulty, Taint(message=""), state=None, fleet=[HOST], **limits) is None
     assert [each.act for each in ledger.journal.taints()] == ["decided"]
     tenant = opened(ledger, worker=None, remedy="scale_tenant", condition="demand_up", tenant="c1")
     step = Scale(on=True, container_kind="docker", container_handle="c1", gpus=frozenset({"GPU-9"}), message="")

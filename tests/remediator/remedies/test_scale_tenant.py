@@ -92,6 +92,7 @@ WAITS: dict[str, tuple[dict[str, Any], Reason]] = {
     "the exporter does not answer": ({"on_demand": None}, Reason.NO_EVIDENCE),
     "an old sample": ({"on_demand": on_demand(sample_age_s=60.0)}, Reason.STALE_EVIDENCE),
     "not confirmed": ({"on_demand": on_demand(room_s=0.0)}, Reason.UNCONFIRMED),
+    "its GPU is in quarantine": ({"quarantined": "GPU-0 is in quarantine (lost)"}, Reason.GPU_QUARANTINED),
     "a person paused it": ({"container": stopped(paused=True)}, Reason.CONTAINER_PAUSED),
     "the last try failed": ({"stopped_s_ago": RETRY_S - 1}, Reason.SCALE_FAILED),
 }
@@ -132,6 +133,7 @@ def test_episode_closes(facts: Facts, outcome: Outcome, reason: Reason) -> None:
 def test_a_later_try_and_the_other_direction_are_possible() -> None:
     assert isinstance(decide(on_demand_facts(stopped_s_ago=RETRY_S)), Scale)
     assert isinstance(decide(on_demand_facts(scaled_on=True)), Scale)
+    assert isinstance(decide(on_demand_facts(on=True, quarantined="GPU-0 is in quarantine (lost)")), Scale)
 
 
 def test_dry_run_is_recorded_once() -> None:

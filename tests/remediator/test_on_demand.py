@@ -1,0 +1,41 @@
+"""An executor starts a tenant on demand, with a real ledger and queue."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpuwarden.evidence import OnDemandFacts
+from gpuwarden.queue import JobStore
+from remediator.ledger.ledger import Ledger
+from remediator.reasons import Reason
+from tests.remediator.builders import HOST, alert, on_demand
+from tests.remediator.executor.builders import executor, turn
+from tests.remediator.world import Box, World
+
+LABELS: dict[str, Any] = {
+    "alertname": "GpuwardenOnDemandUp", "remedy": "scale_tenant", "condition": "demand_up", "tenant": "c1",
+    **dict.fromkeys(("worker", "container", "incarnation", "job_id", "attempt")),
+}  # fmt: skip
+
+
+class RoomyWorld(World):
+    """A host with one tenant on demand, whose GPU has room."""
+
+    def on_demand_evidence(self, tenant: str, *, host: str) -> OnDemandFacts:
+        box = self.boxes[tenant]
+        return replace(on_demand(on=box.running, handle=box.handle), host=host)
+
+
+@pytest.mark.parametrize("quarantined", [False, True])
+def test_tenant_is_started_unless_its_gpu_is_in_quarantine(ledger: Ledger, store: JobStore, quarantined: bool) -> None:
+    box = Box(worker="c1", running=False)
+    works = executor(ledger, store, RoomyWorld(box))
+    if quarantined:
+        store.gpu_quarantine.quarantine(["GPU-0"], host=HOST, worker=None, reason="lost", now=time.time())
+    ledger.inbox.accept([alert(**LABELS)], [], now=time.time())
+    turn(works, ledger)
+
+    assert box.running is not quarantined
+    assert [each.reason for each in ledger.reports.list_held()] == [Reason.GPU_QUARANTINED] * quarantined
