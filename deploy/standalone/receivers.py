@@ -167,6 +167,8 @@ def _mail(split: SplitResult, port: int | None, *, secure: bool) -> Receiver:
     options = {name: unquote(value) for name, _, value in pairs}
     if not split.hostname:
         raise ValueError(f"no mail server in the URL: expected for example {_EXAMPLE}")
+    if split.path.strip("/") or split.fragment:
+        raise ValueError("a mail URL has no path and no fragment: write recipients as `to=`, and %23 for #")
     if unknown := sorted(options.keys() - _MAIL_OPTIONS):
         raise ValueError(f"unknown option {unknown[0]!r} of a mail URL; known: {', '.join(sorted(_MAIL_OPTIONS))}")
     user, password = unquote(split.username or ""), unquote(split.password or "")

@@ -2,7 +2,7 @@
 
 import re
 from typing import Final
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, unquote_plus, urlsplit
 
 from gpuwarden.errors import GpuwardenError
 
@@ -14,7 +14,9 @@ SCHEMES: Final = (
 
 LENGTH_MAX: Final = 500  # characters
 
-_MAIL: Final = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
+_ATOM: Final = r"[A-Za-z0-9!#$%&*/=?^_`{|}~-]"
+_MAIL: Final = re.compile(rf"{_ATOM}([A-Za-z0-9!#$%&*+/=?^_`{{|}}~.-]*{_ATOM})?@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
+"""Without addresses that Apprise cuts: o'brien@example.com would be sent to brien@example.com."""
 _READS_FILES: Final = re.compile(r"template|pgp|file|cert|key", re.IGNORECASE)
 """Options with which Apprise reads a local file."""
 
@@ -35,9 +37,9 @@ def check(address: str) -> str:
         return address
     try:
         parts = urlsplit(address)
-        scheme, host, options = parts.scheme.lower(), parts.hostname, parse_qsl(parts.query)
+        scheme, host, _ = parts.scheme.lower(), parts.hostname, parts.port
     except ValueError:
-        scheme, host, options = "", None, []
+        scheme, host = "", None
     if not scheme or not host:
         raise AddressError(
             "the address is invalid: use one such as alice@example.com, ntfys://ntfy.sh/TOPIC or "
@@ -45,8 +47,8 @@ def check(address: str) -> str:
         )
     if scheme not in SCHEMES:
         raise AddressError(f"{scheme}:// is not supported: use one of {', '.join(SCHEMES)}")
-    for name, _ in options:
-        if _READS_FILES.search(name):
+    for each in re.split("[?#&;]", address)[1:]:  # Apprise also finds options behind # and ;
+        if _READS_FILES.search(name := unquote_plus(each.partition("=")[0])):
             raise AddressError(f"the option {name[:40]!a} of the {scheme}:// address reads a file: leave it out")
     return address
 

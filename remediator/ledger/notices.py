@@ -150,7 +150,8 @@ class Notices(LedgerPart):
         found = select(waiting).join(NOTICE_RECIPIENTS, NOTICE_RECIPIENTS.c.recipient == waiting.c.recipient)
         with reading(self._engine) as connection:
             rows = connection.execute(found.where(*_is_free(now)).order_by(waiting.c.oldest)).all()
-        return [row.recipient for row in rows if now - row.oldest >= (STORM_S if row.size > STORM else GATHER_S)]
+        waits = ((row, STORM_S if row.size > STORM else GATHER_S) for row in rows)
+        return [row.recipient for row, wait_s in waits if now - row.oldest >= wait_s or row.oldest > now + HOUR_S]
 
     def claim(self, recipient: str, *, now: float) -> Parcel | None:
         """Claim all waiting notices of a recipient; `None` if another process has."""
@@ -180,7 +181,7 @@ class Notices(LedgerPart):
         """Record that the message was accepted."""
         with writing(self._engine) as connection:
             _end(connection, parcel, "sent", now)
-            recent = func.coalesce(NOTICE_RECIPIENTS.c.messages_since > now - HOUR_S, False)
+            recent = NOTICE_RECIPIENTS.c.messages_since.between(now - HOUR_S, now)
             row = connection.execute(
                 select(NOTICE_RECIPIENTS.c.messages, NOTICE_RECIPIENTS.c.messages_since, recent.label("recent")).where(
                     NOTICE_RECIPIENTS.c.recipient == parcel.recipient
@@ -278,8 +279,10 @@ def _notice(row: Row[Any], address: str | None) -> Notice:
 
 
 def _is_free(now: float) -> Where:
-    unclaimed = or_(NOTICE_RECIPIENTS.c.claimed_until.is_(None), NOTICE_RECIPIENTS.c.claimed_until < now)
-    return NOTICE_RECIPIENTS.c.next_at <= now, unclaimed
+    """A time more than an hour ahead is of a clock that was wrong."""
+    until, next_at = NOTICE_RECIPIENTS.c.claimed_until, NOTICE_RECIPIENTS.c.next_at
+    unclaimed = or_(until.is_(None), until < now, until > now + HOUR_S)
+    return or_(next_at <= now, next_at > now + HOUR_S), unclaimed
 
 
 def _end(connection: Connection, parcel: Parcel, state: str, now: float, *where: Any) -> int:

@@ -83,7 +83,7 @@ class Events:
 
     def _of_chain(self, now: float) -> Iterator[Notice]:
         """The watchdog alert stops or comes again. After a start of this process it has time to arrive."""
-        began_at = self._began_at = now if self._began_at is None else self._began_at
+        began_at = self._began_at = now if self._began_at is None else min(self._began_at, now)
         arrival = self._ledger.chain.watchdog()
         if arrival is None:
             return

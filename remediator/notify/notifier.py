@@ -34,6 +34,9 @@ AT_ONCE_MAX: Final = 8
 CLEAN_S: Final = 600.0
 """Interval between deletions of old notices, and between log lines about an error that lasts, seconds."""
 
+RECORD_S: Final = 60.0
+"""How long a result is tried to be recorded, seconds; with the timeout of a message less than its claim holds."""
+
 JOIN_S: Final = 2.0
 
 
@@ -177,7 +180,7 @@ class Notifier(Collector):
             except AddressError as invalid:
                 error = str(invalid)
             if error is None:
-                notices.mark_sent(parcel, now=now)
+                self._mark_sent(parcel, now)
                 self._counts["sent"] += 1
                 log.info("notification sent", to=to, events=count)
                 return
@@ -189,3 +192,13 @@ class Notifier(Collector):
                 log.error("notifications dropped after an hour", to=to, events=dropped, reason=error)
         except GpuwardenError as failed:
             log.error("result of a notification not recorded, it is sent again", reason=str(failed))  # noqa: TRY400
+
+    def _mark_sent(self, parcel: Parcel, now: float) -> None:
+        """Record that the message was accepted. A database that restarts does not make it a second one."""
+        end_s = time.monotonic() + RECORD_S
+        while True:
+            try:
+                return self._ledger.notices.mark_sent(parcel, now=now)
+            except GpuwardenError:
+                if time.monotonic() > end_s or self._stopped.wait(self._poll_s):
+                    raise

@@ -34,13 +34,17 @@ class Sender:
         with self._lock:
             if self._closed:
                 return "the remediator stops"
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "gpuwarden.notify.send"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "gpuwarden.notify.send"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                )
+            except OSError as error:
+                return f"the sending process cannot be started: {error.strerror}"
             self._running.add(process)
         try:
             out, err = process.communicate(

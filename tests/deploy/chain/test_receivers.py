@@ -66,6 +66,8 @@ def test_slack_urls() -> None:
         ("mailtos://ann@mail?from=a@b.c", "needs both user and password"),
         ("mailtos://mail?from=a@b.c&cc=x@y.z", "unknown option 'cc'"),
         ("mailtos://mail?from=a@b.c&mode=tls", "unknown mode 'tls'"),
+        ("mailtos://mail/pw-of-ann@b.c?from=a@b.c", "write recipients as `to=`"),
+        ("mailtos://mail?from=a@b.c#&to=ops@b.c", "write recipients as `to=`"),
         ("https://hooks.slack.com/services/T0/pw-of-ann", "invalid Slack webhook"),
         ("slack://xoxb-pw-of-ann/#gpus", "invalid Slack URL"),
         ("teams://pw-of-ann", "teams:// is not supported: use one of mailto"),

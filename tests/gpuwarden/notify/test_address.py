@@ -35,6 +35,13 @@ def test_a_valid_address_is_shown_without_secrets(address: str, page: str) -> No
         ("json://[::1", "use one such as"),
         ("dbus://secret", "dbus:// is not supported: use one of mailto, mailtos, slack"),
         ("slack://a/b/c?template=/etc/passwd", "the option 'template' of the slack:// address reads a file"),
+        ("workflows://h/a/b/#x?template=/etc/passwd", "the option 'template' of the workflows:// address reads a file"),
+        ("workflows://h/a/b?c=d;%74emplate=/etc/passwd", "the option 'template' of the workflows:// address"),
+        ("workflows://h/a/b?c=d#x&template=/etc/passwd", "the option 'template' of the workflows:// address"),
+        ("mailtos://u:pass#secret@smtp.example.com", "use one such as"),
+        ("o'brien@example.com", "use one such as"),
+        (".al@example.com", "use one such as"),
+        ("al+@example.com", "use one such as"),
     ],
 )
 def test_an_invalid_address_is_refused_without_its_text(address: str, says: str) -> None:
@@ -43,6 +50,15 @@ def test_an_invalid_address_is_refused_without_its_text(address: str, says: str)
 
     assert "secret" not in str(error.value).replace("dbus://secret", "")
     assert "passwd" not in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Apprise
+def test_apprise_sends_to_the_whole_mail_address() -> None:
+    apprise = pytest.importorskip("apprise")
+    for sign in "!#$%&*+/=?^_`{|}~.-":
+        address = check(f"a{sign}4b@example.com")
+        target = apprise.Apprise.instantiate(by_mail_server(address, "mailtos://u:p@smtp.example.com?from=g@b.c"))
+        assert target.targets == [(False, address)], address
 
 
 @pytest.mark.parametrize(

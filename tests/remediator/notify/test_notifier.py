@@ -1,6 +1,7 @@
 """Notices of the ledger become messages: once, in one digest, again after a failure, and never with a secret."""
 
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -153,6 +154,46 @@ def test_a_notice_is_dropped_after_an_hour_of_failures(
     said = capsys.readouterr().out
     assert "notifications fail" in said
     assert "notifications dropped after an hour" in said
+
+
+@pytest.mark.both_databases
+def test_a_message_is_sent_after_a_clock_was_a_year_ahead(ledger: Ledger, notifier: Notifier, server: Server) -> None:
+    ahead = 365 * 86400.0
+    raise_event(ledger, now=NOW + ahead)
+    turn(notifier, NOW + ahead + GATHER_S)
+    raise_event(ledger, 2, now=NOW + ahead + 10)
+    for second in (0, 100, 1000):
+        raise_event(ledger, 3 + second, now=NOW + second)
+        turn(notifier, NOW + second + GATHER_S)
+
+    assert len(server.got) == 4
+
+
+def test_a_message_is_not_sent_again_because_the_database_restarts(
+    ledger: Ledger, file: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures, record = [1, 2], ledger.notices.mark_sent
+
+    def mark_sent(*args: Any, **named: Any) -> None:
+        if failures:
+            raise DatabaseError(f"no answer {failures.pop()}")
+        record(*args, **named)
+
+    monkeypatch.setattr(type(ledger.notices), "mark_sent", lambda _, *args, **named: mark_sent(*args, **named))
+    notifier = Notifier(ledger, file, send=server, poll_s=0.01)
+    raise_event(ledger)
+    for second in (GATHER_S, 200, 400):
+        turn(notifier, NOW + second)
+
+    assert len(server.got) == 1
+
+
+def test_a_sender_that_cannot_start_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent")
+
+    assert Sender()("json://localhost", Message(title="a", body="b")) == (
+        "the sending process cannot be started: No such file or directory"
+    )
 
 
 def test_a_corrected_file_reaches_an_administrator_who_waited(
