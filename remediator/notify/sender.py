@@ -43,8 +43,8 @@ class Sender:
                     text=True,
                     errors="replace",
                 )
-            except OSError as error:
-                return f"the sending process cannot be started: {error.strerror}"
+            except OSError as failed:
+                return f"the sending process cannot be started: {failed.strerror}"
             self._running.add(process)
         try:
             out, err = process.communicate(

@@ -74,6 +74,14 @@ def test_services_come_back_and_say_whether_they_are_well() -> None:
     assert f"--rules.alert.resend-delay={RESEND_S}s" in services["prometheus"]["command"]
 
 
+def test_the_remediator_may_write_the_queue_whose_events_it_acknowledges() -> None:
+    mounts = {each for each in read("compose.yaml")["services"]["remediator"]["volumes"] if "/queue" in each}
+    unit = (FOLDER.parent / "templates/gpuwarden-remediator.service").read_text()
+
+    assert mounts == {"/var/lib/gpuwarden/queue:/var/lib/gpuwarden/queue"}
+    assert "\nReadWritePaths=$data_dir/ledger $data_dir/queue\n" in unit
+
+
 def test_grafana_is_provisioned_with_the_dashboards() -> None:
     (source,) = yaml.safe_load((FOLDER / "grafana/datasources.yaml").read_text())["datasources"]
     (provider,) = yaml.safe_load((FOLDER / "grafana/dashboards.yaml").read_text())["providers"]
@@ -187,6 +195,11 @@ def test_init_writes_files_that_promtool_and_amtool_accept(host: Host) -> None:
     assert {each.st_mode & 0o777 for each in modes.values()} == {0o640}
     if os.geteuid() == 0:
         assert {each.st_gid for each in modes.values()} == {65532}
+        queue = host.root / "var/lib/gpuwarden/queue"
+        assert [(each.stat().st_gid, each.stat().st_mode & 0o777) for each in (queue, queue / "queue.db")] == [
+            (65532, 0o770),
+            (65532, 0o660),
+        ]
     kept = [(host.root / "files" / name).read_text() for name in ("gpuwarden/token", "grafana-password")]
     host.init()
     assert kept == [(host.root / "files" / name).read_text() for name in ("gpuwarden/token", "grafana-password")]
