@@ -1,5 +1,6 @@
 """Notify a person from this process, as `gpuwarden run --notify` does."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ import time
 from typing import Final
 
 from gpuwarden.notify.address import AddressError, by_mail_server, check, is_mail
+from gpuwarden.notify.send import APPRISE_MISSING
 
 MAIL_SERVER_ENV: Final = "GPUWARDEN_MAIL_SERVER"
 TIMEOUT_S: Final = 20.0
@@ -19,9 +21,11 @@ def url_of(address: str) -> str:
     """The Apprise URL of an address.
 
     Raises:
-        AddressError: it is invalid, or a mail address without a mail server.
+        AddressError: it is invalid, a mail address without a mail server, or Apprise is missing.
     """
     check(address)
+    if importlib.util.find_spec("apprise") is None:
+        raise AddressError(APPRISE_MISSING)
     if not is_mail(address):
         return address
     if not (server := os.environ.get(MAIL_SERVER_ENV, "")):

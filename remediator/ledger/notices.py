@@ -42,7 +42,7 @@ BACKOFF_MAX_S: Final = 300.0
 """Pause after the first failure, doubled by each further one up to the second number, seconds."""
 
 CLAIM_S: Final = 120.0
-"""How long a claim holds, seconds; longer than the timeout of a message."""
+"""How long a claim holds, seconds; a message's timeout is shorter."""
 
 UNADDRESSED_S: Final = 86400.0
 """A notice for administrators is dropped if no process has their addresses for this long, seconds."""
@@ -279,7 +279,7 @@ def _notice(row: Row[Any], address: str | None) -> Notice:
 
 
 def _is_free(now: float) -> Where:
-    """A time more than an hour ahead is of a clock that was wrong."""
+    # A wrong clock wrote later times.
     until, next_at = NOTICE_RECIPIENTS.c.claimed_until, NOTICE_RECIPIENTS.c.next_at
     unclaimed = or_(until.is_(None), until < now, until > now + HOUR_S)
     return or_(next_at <= now, next_at > now + HOUR_S), unclaimed

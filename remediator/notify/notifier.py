@@ -35,7 +35,7 @@ CLEAN_S: Final = 600.0
 """Interval between deletions of old notices, and between log lines about an error that lasts, seconds."""
 
 RECORD_S: Final = 60.0
-"""How long a result is tried to be recorded, seconds; with the timeout of a message less than its claim holds."""
+"""How long it tries to record a result, seconds. The claim holds longer."""
 
 JOIN_S: Final = 2.0
 
@@ -61,7 +61,7 @@ class Notifier(Collector):
         self._stopped = threading.Event()
         self._sending: dict[str, threading.Thread] = {}
         self._counts: Counter[str] = Counter()
-        self._last_error = "", 0.0
+        self._logged: dict[str, tuple[str, float]] = {}
         self._next_clean_at = 0.0
 
     def __enter__(self) -> Self:
@@ -147,9 +147,9 @@ class Notifier(Collector):
         return self._settings.value
 
     def _log_once(self, event: str, reason: str) -> None:
-        now = time.monotonic()
-        if self._last_error[0] != reason or now > self._last_error[1] + CLEAN_S:
-            self._last_error = reason, now
+        now, (last, at) = time.monotonic(), self._logged.get(event, ("", 0.0))
+        if last != reason or now > at + CLEAN_S:
+            self._logged[event] = reason, now
             log.error(event, reason=reason)
 
     def _start(self, recipient: str, now: float) -> None:

@@ -265,6 +265,21 @@ def test_the_breaker_is_reported_while_the_queue_is_unreachable(ledger: Ledger, 
     assert [message.title for _, message in server.got] == ["[gpuwarden] the circuit breaker is open"]
 
 
+def test_two_errors_that_last_are_logged_once_each(
+    ledger: Ledger, file: Path, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unreachable() -> JobStore:
+        raise DatabaseError("no answer")
+
+    notifier = Notifier(ledger, file, queue=unreachable, send=server)
+    file.write_text("administrators = 1\n")
+    for second in range(5):
+        turn(notifier, NOW + second)
+
+    said = capsys.readouterr().out
+    assert (said.count("events not read"), said.count("old content in use")) == (1, 1)
+
+
 @pytest.fixture
 def job_notifier(ledger: Ledger, queue_url: str, file: Path, server: Server) -> Iterator[Notifier]:
     """A notifier that has read the queue before the first job."""
