@@ -295,7 +295,8 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
     alert_at = ledger.inbox.last_alert_at()
     says = "none yet" if alert_at is None else f"last one {format_duration(report.at - alert_at)} ago"
     report.parts.append(Part(name="alerts", ok=None if alert_at is None else True, says=says))
-    report.parts += _chain(ledger, wanted.host, now=report.at)
+    gone = {each.host for each in executing if report.at - each.heartbeat_at > GONE_S}
+    report.parts += _chain(ledger, wanted.host, gone, now=report.at)
     report.parts.append(_notifications(ledger, now=report.at))
     report.armed = list(_armed(orders, [each.host for each in executing]))
     report.breaker, report.pauses = orders.breaker(), orders.pauses(host=wanted.host, now=report.at)
@@ -309,7 +310,7 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
     ]
 
 
-def _chain(ledger: Ledger, host: str | None, *, now: float) -> Iterator[Part]:
+def _chain(ledger: Ledger, host: str | None, gone: Collection[str], *, now: float) -> Iterator[Part]:
     """When the watchdog alert and the alerts of drills last arrived."""
     arrival, todo = ledger.chain.watchdog(), "run `gpuwarden drill`: it names the broken link"
     if arrival is None:
@@ -317,7 +318,7 @@ def _chain(ledger: Ledger, host: str | None, *, now: float) -> Iterator[Part]:
     else:
         says = f"last one {format_duration(now - arrival.at)} ago"
         yield Part(name="watchdog", ok=now - arrival.at <= DEAD_S, says=says, todo=todo)
-    drills = ledger.chain.last(host=host)
+    drills = [each for each in ledger.chain.last(host=host) if each.host not in gone]
     broken = [each for each in drills if each.broken not in (None, INTERRUPTED)]
     passed = [each.decided_at for each in drills if each.decided_at is not None]
     if broken:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, case, delete, func, insert, select, true, update
+from sqlalchemy import Connection, case, delete, func, insert, or_, select, true, update
 
 from gpuwarden.db.migrate import refuse_other_revisions
 from gpuwarden.db.transactions import reading, upsert, writing
@@ -150,9 +150,10 @@ class Chain(LedgerPart):
                 connection.execute(this.values(until=now, broken=hop))
 
     def last(self, *, host: str | None = None) -> list[Drill]:
-        """The last drill of each host, or of one."""
+        """The last drill with a result of each host, or of one."""
         its = true() if host is None else DRILLS.c.host == host
-        newest = select(func.max(DRILLS.c.drill_id)).where(its).group_by(DRILLS.c.host)
+        over = or_(DRILLS.c.decided_at.is_not(None), DRILLS.c.broken != INTERRUPTED)
+        newest = select(func.max(DRILLS.c.drill_id)).where(its, over).group_by(DRILLS.c.host)
         with reading(self._engine) as connection:
             return _read(connection, list(connection.scalars(newest)))
 

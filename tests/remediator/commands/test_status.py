@@ -19,10 +19,12 @@ from gpuwarden.cli.main import main
 from gpuwarden.db import engine as db_engine
 from gpuwarden.db.clock import DatabaseClock
 from gpuwarden.db.errors import DatabaseError
+from gpuwarden.db.transactions import writing
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.claims import LOCKED_BY_ERRORS
 from remediator.commands import open_ledger, status
 from remediator.commands.addresses import ADDRESSES
+from remediator.ledger.chain import INTERRUPTED, decide
 from remediator.ledger.health import Health
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome, Wait
@@ -145,6 +147,19 @@ def test_last_watchdog_and_last_drill_are_shown(ask: Callable[..., Said], ledger
     assert code == 1
     assert "watchdog      ok        last one 0 s ago" in lines
     assert "drill         DOWN      drill of box1 0 s ago ended at webhook" in lines
+
+
+def test_interrupted_drill_and_drill_of_a_removed_host_hide_no_result(ask: Callable[..., Said], ledger: Ledger) -> None:
+    beat(ledger, host="old", ago_s=30 * 86400)
+    passed, interrupted, removed = ledger.chain.start([HOST, HOST, "old"], who="ann", timeout_s=9.0)
+    with writing(ledger._engine) as connection:
+        decide(connection, [({"remedy": "drill", "drill": str(passed.drill_id)}, 1.0)], host=HOST, now=time.time())
+    ledger.chain.end({passed.drill_id: None, interrupted.drill_id: INTERRUPTED, removed.drill_id: "webhook"})
+
+    code, lines = ask()
+
+    assert code == 0
+    assert "drill         ok        last one passed 0 s ago on 1 host" in lines
 
 
 def test_watchdog_that_stopped_needs_an_operator(
