@@ -14,6 +14,7 @@ from deploy.doctor.facts import Disk, File, Ledger, Offset, Readable
 from deploy.doctor.finding import Unread
 from deploy.doctor.sources.addresses import Addresses
 from deploy.doctor.sources.rights import is_denied
+from deploy.standalone.receivers import SECRET
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.open import check_there as check_queue_there
 from gpuwarden.reporter import host_key
@@ -88,6 +89,7 @@ def read_files(addresses: Addresses, token: Path | None) -> list[File]:
         (database_file(addresses.queue), "the queue", False),
         (token, "the token", True),
         (_path(addresses.variables.get(FILE_ENV)), "the notify file", True),
+        *((each, "the secret of --notify", True) for each in (sorted(folder.glob(f"{SECRET}*")) if folder else ())),
     ]
     found = [_file(path, what, secret=secret) for path, what, secret in trusted if path is not None]
     return [each for each in found if each is not None] + list(_sockets(addresses))

@@ -314,6 +314,8 @@ def test_rights_of_other_users_are_read(open_folder: Path) -> None:
     token.touch()
     token.chmod(0o644)
     (open_folder / "ledger.db").chmod(0o666)
+    (open_folder / "notify-1").write_text("password")
+    (open_folder / "notify-1").chmod(0o644)
 
     rights = {each.path.name: each for each in local.read_files(found, token)}
 
@@ -323,8 +325,10 @@ def test_rights_of_other_users_are_read(open_folder: Path) -> None:
         "gpuwarden.env",
         "ledger.db",
         "token",
+        "notify-1",
         "docker.sock",
     }
+    assert (rights["notify-1"].others, rights["notify-1"].secret) == (4, True)
     assert (rights["token"].others, rights["token"].secret) == (4, True)
     assert rights["ledger.db"].others == 6
     assert rights["docker.sock"].missing
