@@ -142,7 +142,11 @@ class Reason(Code):
         "the Kubernetes API does not allow the executor's account to scale the Deployment",
         "Name the Deployment in the Role of `deploy/kubernetes/demand-gate`, or remove its annotation.",
     )
-    SCALE_FAILED = "scale_failed", "the tenant on demand could not be scaled", "Wait for the next try; see the message."
+    SCALE_FAILED = (
+        "scale_failed",
+        "the tenant on demand could not be scaled, or ended at once",
+        "Wait for the next try; see the message.",
+    )
     GPU_QUARANTINED = (
         "gpu_quarantined",
         "a GPU of the tenant on demand is in quarantine, or that is unknown",

@@ -189,7 +189,7 @@ class FactsReader:
             self._timers.of(episode.episode_id),
             self._without_container(episode, armed=self._armed(episode), unknown=unknown),
         )
-        failed_at_s = timers.stopped_at_s
+        tried_at_s = timers.stopped_at_s
         return replace(
             facts,
             container=container,
@@ -198,7 +198,7 @@ class FactsReader:
             scaled_on=self._ledger.intents.last_scaling(episode.episode_id),
             forbidden=forbidden,
             quarantined="" if seen is None or seen.on else self._quarantined(seen),
-            stopped_s_ago=None if failed_at_s is None else self._clock.now_s() - failed_at_s,
+            stopped_s_ago=None if tried_at_s is None else self._clock.now_s() - tried_at_s,
         )
 
     def _quarantined(self, seen: OnDemandFacts) -> str:

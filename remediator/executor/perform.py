@@ -266,8 +266,8 @@ class Performer:
             act, message = self._try(lambda: actuator.start(handle))
         else:
             act, message = self._try(lambda: actuator.stop(handle, grace_s=self._stop_grace_s))
-        if act == "failed":
-            self._timers.of(episode.episode_id).stopped_at_s = self._clock.now_s()
+        # Also after a success: a tenant may end as soon as it is started.
+        self._timers.of(episode.episode_id).stopped_at_s = self._clock.now_s()
         self._record(episode, name, act, message)
 
     def _announce(self, episode: Episode, kind: str | None, handle: str | None, message: str, *, acts: bool) -> None:

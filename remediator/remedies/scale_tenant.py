@@ -17,7 +17,7 @@ CONFIRMABLE: Final = frozenset({Condition.DEMAND_UP, Condition.DEMAND_DOWN})
 """The conditions of its alerts."""
 
 RETRY_S: Final = 300.0
-"""Time after a failed try, seconds."""
+"""Time between two tries, seconds."""
 
 MIB: Final = 2**20
 
@@ -69,7 +69,7 @@ def _refuse(facts: Facts, container: ContainerState) -> Step | None:
 def _act(facts: Facts, container: ContainerState, seen: OnDemandFacts, figures: str) -> Step:
     on = not container.running
     if facts.stopped_s_ago is not None and facts.stopped_s_ago < RETRY_S:
-        message = f"the last try failed {facts.stopped_s_ago:.0f} s ago; the next one is {RETRY_S:.0f} s after it"
+        message = f"the last try {facts.stopped_s_ago:.0f} s ago did not last; the next one is {RETRY_S:.0f} s after it"
         return _wait(facts, Reason.SCALE_FAILED, message)
     if on and facts.quarantined:
         return _wait(facts, Reason.GPU_QUARANTINED, facts.quarantined)

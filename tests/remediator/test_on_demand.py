@@ -39,3 +39,22 @@ def test_tenant_is_started_unless_its_gpu_is_in_quarantine(ledger: Ledger, store
 
     assert box.running is not quarantined
     assert [each.reason for each in ledger.reports.list_held()] == [Reason.GPU_QUARANTINED] * quarantined
+
+
+class CrashingWorld(RoomyWorld):
+    """Its tenant ends as soon as it is started, so that no list of the exporter shows it."""
+
+    def start(self, handle: str) -> None:
+        super().start(handle)
+        self._box(handle).running = False
+
+
+def test_tenant_that_ends_at_once_is_not_started_again_and_again(ledger: Ledger, store: JobStore) -> None:
+    box = Box(worker="c1", running=False)
+    works = executor(ledger, store, CrashingWorld(box))
+    ledger.inbox.accept([alert(**LABELS)], [], now=time.time())
+    for _ in range(3):
+        turn(works, ledger)
+
+    assert box.starts == 1
+    assert [each.reason for each in ledger.reports.list_held()] == [Reason.SCALE_FAILED]
