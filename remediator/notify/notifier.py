@@ -111,7 +111,7 @@ class Notifier(Collector):
             self._log_once("events not read, retried", str(error))
         notices = self._ledger.notices
         notices.expand(len(settings.administrators), now=now)
-        for recipient in notices.due(now=now):
+        for recipient in notices.due(len(settings.administrators), now=now):
             self._start(recipient, now)
         if now >= self._next_clean_at:
             self._next_clean_at = now + CLEAN_S

@@ -363,7 +363,7 @@ def notify(ledger: Ledger) -> None:
         name = f"administrator {number}"
         notices.notify_administrators(key=f"k{number}", kind="chain", title="", text="", now=now)
         notices.expand(3, now=now)
-        assert name in notices.due(now=now + GATHER_S)
+        assert name in notices.due(3, now=now + GATHER_S)
         parcel = notices.claim(name, now=now + GATHER_S)
         assert parcel is not None
         settle(parcel)

@@ -92,6 +92,24 @@ def test_two_replicas_send_one_message(ledger: Ledger, ledger_url: str, file: Pa
     assert len(server.got) == 1
 
 
+def test_a_replica_that_knows_fewer_administrators_drops_no_message_to_the_others(
+    ledger: Ledger, notifier: Notifier, server: Server, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text("administrators = []\n")
+    ignorant = Notifier(ledger, other, send=server)
+    raise_event(ledger)
+    turn(notifier, NOW)
+    turn(ignorant, NOW + GATHER_S)
+    turn(notifier, NOW + GATHER_S + 1)
+    assert len(server.got) == 1
+
+    raise_event(ledger, 2, now=NOW + 100)
+    turn(notifier, NOW + 100)
+    turn(ignorant, NOW + 100 + RETRY_S)
+    assert ledger.notices.unsent().waiting == 0
+
+
 @pytest.mark.both_databases
 @pytest.mark.behaviour("B8")
 def test_ten_thousand_events_in_a_minute_are_one_digest(ledger: Ledger, notifier: Notifier, server: Server) -> None:
