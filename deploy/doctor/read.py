@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
+import httpcore  # noqa: F401 - httpx imports it later, and threads at the same time would find half of it
 import httpx
 
 from deploy.doctor.facts import Facts, Host, Ledger

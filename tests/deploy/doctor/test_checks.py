@@ -2,6 +2,8 @@
 
 import os
 import sqlite3
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -334,6 +336,13 @@ def test_rights_of_other_users_are_read(open_folder: Path) -> None:
     assert rights["docker.sock"].missing
     open_folder.chmod(0o700)
     assert {each.others for each in local.read_files(found, token)} == {0}
+
+
+def test_modules_of_http_are_imported_before_threads_use_them() -> None:
+    """Threads that import httpcore at the same time find half of it."""
+    program = "import sys, deploy.doctor.read; sys.exit('httpcore._sync.http11' not in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 @contextmanager
