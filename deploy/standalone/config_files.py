@@ -60,6 +60,7 @@ ABOUT_REMEDIATOR: Final = (
     "GpuwardenRemediatorDown",
     "GpuwardenExecutorDown",
     "GpuwardenWebhookNotReceiving",
+    "GpuwardenNotificationsFailing",
 )
 """Alerts about the remediator itself. It does not relay them."""
 

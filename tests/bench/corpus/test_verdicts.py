@@ -216,6 +216,7 @@ UNPLAYED: Final = {
     **dict.fromkeys(
         (
             "gpuwarden_remediator_circuit_breaker_open",
+            "gpuwarden_remediator_notifications_failing_seconds",
             "gpuwarden_remediator_executor_heartbeat_age_seconds",
             "gpuwarden_remediator_executor_down_after_seconds",
             "gpuwarden_remediator_intent_age_seconds",
