@@ -1,7 +1,8 @@
 """`gpuwarden drill`: send a test alert through the real chain, and measure each hop. Nothing is touched.
 
 `serve` publishes the drill, Prometheus scrapes it, the rule GpuwardenDrill fires, Alertmanager calls the webhook, and
-the executor of each host takes the alert. Exit codes: 0 every hop answered; 1 a hop did not; 2 usage error.
+the executor of each host takes the alert. With `--notify`, `serve` last sends a message to each administrator.
+Exit codes: 0 every hop answered; 1 a hop did not; 2 usage error.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from remediator.commands.open_ledger import add_ledger, existing
 from remediator.commands.status import BEAT_MAX_S, GONE_S, TIMEOUT_S
 from remediator.ledger.chain import INTERRUPTED, Drill
 from remediator.ledger.ledger import Ledger
+from remediator.ledger.notices import Delivery
 
 POLL_S: Final = 0.1
 """Interval between two looks at a hop, seconds."""
@@ -37,7 +39,13 @@ HOP_TIMEOUT_S: Final[Mapping[str, float]] = {
 }
 """Most seconds that each hop takes after the one before. The hops in their order."""
 
-TIMEOUT_MAX_S: Final = sum(HOP_TIMEOUT_S.values())
+NOTIFICATION: Final = "notification"
+"""The last hop, with `--notify`."""
+
+NOTIFICATION_TIMEOUT_S: Final = 90.0
+"""Most seconds of the last hop. A message waits 60 s after the first one of an hour."""
+
+TIMEOUT_MAX_S: Final = sum(HOP_TIMEOUT_S.values()) + NOTIFICATION_TIMEOUT_S
 
 METRIC: Final = "gpuwarden_remediator_drill"
 ALERT: Final = "GpuwardenDrill"
@@ -49,6 +57,7 @@ FIXES: Final[Mapping[str, str]] = {
     "alertmanager": "name it in `alerting:` of prometheus.yml, or set --alertmanager to its URL",
     "webhook": 'correct the route of remedy=~".+", and the URL or token of its receiver; see the log of Alertmanager',
     "executor": "start `gpuwarden remediator execute` there, and see its log",
+    NOTIFICATION: "run `gpuwarden notify test`, and see the log of `gpuwarden remediator serve`",
 }
 
 
@@ -97,7 +106,7 @@ def run(ledger: Ledger, wanted: argparse.Namespace) -> Result:
     hosts = _hosts(ledger, wanted.host)
     began_s = time.monotonic()
     drills = ledger.chain.start(hosts, who=operator_name(), timeout_s=wanted.timeout_s)
-    hops = [Hop(name=name) for name in HOP_TIMEOUT_S]
+    hops = [Hop(name=name) for name in (*HOP_TIMEOUT_S, *([NOTIFICATION] if wanted.notify else []))]
     broken: Hop | None = None
     try:
         with _Watch(ledger, wanted, drills, began_s=began_s) as watch:
@@ -106,6 +115,8 @@ def run(ledger: Ledger, wanted: argparse.Namespace) -> Result:
         passed = all(each.passed for each in hops)
         name = None if passed else INTERRUPTED if broken is None else broken.name
         ledger.chain.end({each.drill_id: name for each in drills})
+        if wanted.notify and not passed:
+            ledger.notices.withdraw(_key(drills), now=ledger.now())
     return conclude(hops, broken, took_s=time.monotonic() - began_s)
 
 
@@ -146,7 +157,24 @@ def is_over(hop: Hop, *, since_s: float, now_s: float, until_s: float) -> bool:
     """Whether to wait no longer for a hop."""
     if hop.unreachable_since_s is not None and now_s - hop.unreachable_since_s >= UNREACHABLE_S:
         return True
-    return now_s - since_s >= HOP_TIMEOUT_S[hop.name] or now_s >= until_s
+    most_s = NOTIFICATION_TIMEOUT_S if hop.name == NOTIFICATION else HOP_TIMEOUT_S[hop.name]
+    return now_s - since_s >= most_s or now_s >= until_s
+
+
+def unsent_says(found: Sequence[Delivery], *, now: float) -> str:
+    """Why a message for administrators is not sent yet. `now`: Unix seconds."""
+    for each in found:
+        who = f"administrator {int(each.recipient.rpartition(' ')[2]) + 1}" if " " in each.recipient else ""
+        if each.state == "sent":
+            continue
+        if not who or each.state == "dropped":
+            return "no `gpuwarden remediator serve` has administrators in its notify file"
+        if each.error is not None:
+            return f"{who}: {each.error}"
+        if each.next_at > now:
+            return f"{who} gets its next message in {format_duration(each.next_at - now)}, by the rate limit"
+        return f"the server of {who} did not accept the message yet"
+    return "no message was stored"
 
 
 class _Watch:
@@ -187,7 +215,7 @@ class _Watch:
             "alertmanager": (self._wanted.alertmanager, self._alerts),
         }
         while True:
-            self._look_in_ledger(hops[-2], hops[-1])
+            self._look_in_ledger(hops)
             waiting = [hop for hop in hops if not hop.passed]
             if not waiting:
                 for unseen in (hop for hop in hops if hop.at_s is None and hop.name in looks):
@@ -227,7 +255,11 @@ class _Watch:
                 missing = self._named(self._numbers - found.keys())
                 hop.fail(f"{url} does not have the drill of {missing}", now_s=now_s)
 
-    def _look_in_ledger(self, webhook: Hop, executor: Hop) -> None:
+    def _look_in_ledger(self, hops: Sequence[Hop]) -> None:
+        webhook, executor = (hop for hop in hops if hop.name in ("webhook", "executor"))
+        if executor.passed and hops[-1].name == NOTIFICATION:
+            self._look_for_message(hops[-1])
+            return
         drills = self._ledger.chain.read([each.drill_id for each in self._drills])
         for hop, done, what in (
             (webhook, {each.drill_id: each.delivered_at for each in drills}, "no alert arrived for"),
@@ -241,6 +273,21 @@ class _Watch:
                 hop.says = "stored in the ledger" if hop is webhook else f"{_some(drills)} took the alert, did nothing"
             else:
                 hop.says = f"{what} {self._named({str(number) for number, at in done.items() if at is None})}"
+
+    def _look_for_message(self, hop: Hop) -> None:
+        """Send a message to the administrators, once, and see whether their servers accepted it."""
+        notices, now, key = self._ledger.notices, self._ledger.now(), _key(self._drills)
+        if not hop.says:
+            from remediator.notify.messages import describe  # noqa: PLC0415 - slow to import
+
+            title, text = describe("drill", who=self._drills[0].who, hosts=_some(self._drills))
+            notices.notify_administrators(key=key, kind="drill", title=title, text=text, now=now)
+        found = notices.deliveries(key)
+        hop.passed = bool(found) and all(each.state == "sent" for each in found)
+        hop.says = (
+            f"accepted for {count_of(len(found), 'administrator')}" if hop.passed else unsent_says(found, now=now)
+        )
+        hop.at_s = self._now_s() if hop.passed else None
 
     def _explain(self, hop: Hop) -> None:
         """Add the cause of the failure, if it is known."""
@@ -299,6 +346,11 @@ class _Watch:
         return time.monotonic() - self._began_s
 
 
+def _key(drills: Sequence[Drill]) -> str:
+    """The key of the notice for administrators."""
+    return f"drill {drills[0].drill_id} {drills[0].started_at}"
+
+
 def _pass_earlier(hops: Sequence[Hop]) -> None:
     """A hop before one that passed has passed too, if it was not seen from here."""
     last = max((number for number, hop in enumerate(hops) if hop.passed and hop.at_s is not None), default=0)
@@ -340,6 +392,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_ledger(parser)
     parser.add_argument("--host", help="only this host; default: every host of the ledger")
+    parser.add_argument(
+        "--notify", action="store_true", help="last send a message to each administrator of the notify file of `serve`"
+    )
     parser.add_argument(
         "--timeout-s",
         type=_timeout_s,

@@ -89,6 +89,16 @@ class Parcel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """What became of a notice for one recipient. `next_at`: the recipient gets no message before, Unix seconds."""
+
+    recipient: str
+    state: str
+    error: str | None
+    next_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unsent:
     """The waiting notices. Times are Unix seconds."""
 
@@ -232,6 +242,24 @@ class Notices(LedgerPart):
         with writing(self._engine) as connection:
             _end(connection, parcel, "dropped", now)
             _release(connection, parcel, next_at=now, failing_since=None)
+
+    def deliveries(self, key: str) -> list[Delivery]:
+        """What became of an event's notices, without those that were given to each administrator."""
+        names = NOTICES.c.recipient, NOTICES.c.state, NOTICE_RECIPIENTS.c.error, NOTICE_RECIPIENTS.c.next_at
+        both = NOTICES.outerjoin(NOTICE_RECIPIENTS, NOTICE_RECIPIENTS.c.recipient == NOTICES.c.recipient)
+        found = select(*names).select_from(both).where(NOTICES.c.key == key, NOTICES.c.state != "expanded")
+        with reading(self._engine) as connection:
+            rows = connection.execute(found.order_by(NOTICES.c.recipient)).all()
+        return [
+            Delivery(recipient=row.recipient, state=row.state, error=row.error, next_at=row.next_at or 0.0)
+            for row in rows
+        ]
+
+    def withdraw(self, key: str, *, now: float) -> None:
+        """Drop the notices of an event that were not sent."""
+        with writing(self._engine) as connection:
+            its: Where = NOTICES.c.key == key, literal_column(WAITING)
+            connection.execute(update(NOTICES).where(*its).values(state="dropped", ended_at=now))
 
     def unsent(self) -> Unsent:
         """The waiting notices, and the addresses that fail."""

@@ -25,6 +25,7 @@ NAMES: Final[Mapping[str, str]] = {
     "breaker": "open circuit breaker",
     "chain": "dead chain",
     "chain_back": "chain that works again",
+    "drill": "drill",
     "alert": "alert",
     "alert_over": "resolved alert",
 }

@@ -367,6 +367,8 @@ def notify(ledger: Ledger) -> None:
         parcel = notices.claim(name, now=now + GATHER_S)
         assert parcel is not None
         settle(parcel)
+    notices.deliveries("k0")
+    notices.withdraw("k0", now=now)
     notices.unsent()
     notices.delete_old(now=now)
 

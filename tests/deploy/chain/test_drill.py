@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from deploy.standalone.config_files import Intervals
 from deploy.standalone.stack import Chain, Plan
 from remediator.commands import drill
+from remediator.commands.notify import FILE_ENV
 from tests.deploy.test_alertmanager import program
+from tests.json_server import json_server
 from tests.remediator.alertmanager import expire, silence
 from tests.waiting import eventually
 
@@ -19,12 +22,24 @@ Run = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
+def hook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """An administrator: a webhook."""
+    with json_server() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory, hook: tuple[str, list[dict[str, Any]]]) -> Iterator[Chain]:
     """All programs of one host."""
     for name in ("prometheus", "alertmanager"):
         program(name)
     work = tmp_path_factory.mktemp("chain")
-    with Chain(Plan(work=work, host="box1", docker=None, simulate_gpu=None, intervals=Intervals(scrape_s=1))) as chain:
+    file = work / "notify.toml"
+    file.write_text(f'administrators = ["{hook[0]}"]')
+    plan = Plan(work=work, host="box1", docker=None, simulate_gpu=None, intervals=Intervals(scrape_s=1))
+    with pytest.MonkeyPatch.context() as environment, ExitStack() as stack:
+        environment.setenv(FILE_ENV, str(file))
+        chain = stack.enter_context(Chain(plan))
         eventually(lambda: bool(chain.query("gpuwarden_remediator_info")), "Prometheus scrapes the webhook")
         yield chain
 
@@ -70,6 +85,23 @@ def test_drill_passes_each_hop_and_opens_no_episode(chain: Chain, run: Run) -> N
     assert (found["ok"], found["broken"]) == (True, None)
     assert sum(hop["seconds"] for hop in found["hops"]) == pytest.approx(found["took_s"])
     assert '"drill"' not in chain.log("execute")
+
+
+def test_last_hop_is_a_message_to_administrators(
+    run: Run, hook: tuple[str, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = run("--notify", exit_code=0)
+
+    last = found["hops"][-1]
+    assert (last["hop"], last["says"]) == ("notification", "accepted for 1 administrator")
+    assert last["seconds"] > 0
+    assert [body["title"] for body in hook[1]] == ["[gpuwarden] drill: notifications arrive"]
+
+    monkeypatch.setattr(drill, "NOTIFICATION_TIMEOUT_S", 5.0)
+    again = run("--notify", exit_code=1)
+    assert again["broken"] == "notification"
+    assert again["says"].startswith("administrator 1 gets its next message in")
+    assert len(hook[1]) == 1
 
 
 @pytest.mark.usefixtures("impatient")

@@ -1,10 +1,5 @@
 """Receivers of operators: their URLs, the configuration for Alertmanager, and messages through the real one."""
 
-import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +12,7 @@ from deploy.standalone.stack import Chain, Plan
 from remediator.settings.notify_file import NotifySettings, read
 from testbed.check_release import run_part
 from tests.deploy.test_alertmanager import DOWN, STALL, alertmanager, program
+from tests.json_server import json_server
 from tests.mailbox import mail_server
 from tests.remediator.alertmanager import send_alerts
 from tests.waiting import eventually
@@ -221,27 +217,3 @@ def test_alert_reaches_a_webhook_by_the_remediator_except_alerts_about_itself(
     assert [body["title"] for body in bodies] == ["[gpuwarden] stalled"]
     assert bodies[0]["message"].startswith("GpuwardenExporterDown: stalled.")
     assert ["RemediatorDown" in mail.subject for mail in mailbox.mails] == [True, False]
-
-
-@contextmanager
-def json_server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """An HTTP server that keeps the JSON bodies it receives; its URL for Apprise."""
-    bodies: list[dict[str, Any]] = []
-
-    class Keep(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Keep) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"json://127.0.0.1:{server.server_port}/hook", bodies
-        finally:
-            server.shutdown()
-            thread.join()

@@ -7,6 +7,7 @@ import pytest
 from remediator.commands import drill
 from remediator.commands.drill import Hop, conclude, is_over, page
 from remediator.ledger.ledger import Ledger
+from remediator.ledger.notices import BACKOFF_S
 
 
 def hops(*times: float | None) -> list[Hop]:
@@ -80,3 +81,31 @@ def test_skipped_parts_are_not_asked(cli: Callable[..., int], ledger: Ledger, mo
     assert cli("drill", *skipped) == 1
 
     assert [each.broken for each in ledger.chain.last()] == ["webhook"]
+
+
+def test_message_that_is_not_sent_says_why(ledger: Ledger) -> None:
+    notices, now = ledger.notices, ledger.now()
+
+    def says(at: float = now) -> str:
+        return drill.unsent_says(notices.deliveries("drill 1"), now=at)
+
+    assert says() == "no message was stored"
+    notices.notify_administrators(key="drill 1", kind="drill", title="t", text="t", now=now)
+    assert says() == "no `gpuwarden remediator serve` has administrators in its notify file"
+    notices.expand(1, now=now)
+    assert says() == "the server of administrator 1 did not accept the message yet"
+    claimed = notices.claim("administrator 0", now=now)
+    assert claimed is not None
+    notices.mark_failed(claimed, "connection refused", now=now)
+    assert says() == "administrator 1: connection refused"
+    again = notices.claim("administrator 0", now=now + BACKOFF_S)
+    assert again is not None
+    notices.mark_sent(again, now=now + BACKOFF_S)
+    assert [each.state for each in notices.deliveries("drill 1")] == ["sent"]
+
+    notices.notify_administrators(key="drill 2", kind="drill", title="t", text="t", now=now)
+    notices.expand(1, now=now)
+    found = notices.deliveries("drill 2")
+    assert drill.unsent_says(found, now=now + BACKOFF_S).startswith("administrator 1 gets its next message in 1 min,")
+    notices.withdraw("drill 2", now=now)
+    assert [each.state for each in notices.deliveries("drill 2")] == ["dropped"]

@@ -53,7 +53,7 @@ COMMANDS: Sequence[Sequence[str]] = (
     ["host", "end-task", HOST, "2", "--reason", HOSTILE],
     ["worker", "lock", HOSTILE, "--host", HOSTILE], ["worker", "unlock", HOSTILE, "--host", HOSTILE],
     ["worker", "drain", "x", "--host", HOSTILE], ["status"], ["status", "--host", HOSTILE], ["top"], ["doctor"],
-    ["drill", "--host", HOSTILE],
+    ["drill", "--host", HOSTILE], ["drill", "--notify", "--host", HOSTILE],
     ["ledger", "list"], ["ledger", "show", "1"], ["ledger", "capture", "1"], ["ledger", "refused"],
     ["ledger", "summary", "--since", "9999d"], ["ledger", "audit", "--since", "9999d"], ["ledger", "export"],
     ["approve", "1"], ["decline", "1"], ["arm", "--host", HOSTILE, "--yes"], ["disarm"],
