@@ -17,6 +17,9 @@ from remediator.seats import Node
 ANSWER_S: Final = 10.0
 """Longest time without a byte from the API, seconds."""
 
+CONFLICTS_MAX: Final = 4
+"""Retries of a patch if the kubelet changed the node meanwhile."""
+
 _RAW: Final[Mapping[str, Any]] = {"_preload_content": False}
 
 TAINT: Final[Mapping[str, str]] = {"key": "gpuwarden/gpu-faulty", "effect": "NoSchedule"}
@@ -84,6 +87,16 @@ class Nodes:
 
     def set_taint(self, name: str, *, tainted: bool) -> bool:
         """Set or remove that taint; other taints stay. Returns whether the node had it before."""
+        for _ in range(CONFLICTS_MAX):
+            try:
+                return self._set_taint(name, tainted=tainted)
+            except KubeError as error:
+                if error.status != HTTPStatus.CONFLICT:
+                    raise
+        return self._set_taint(name, tainted=tainted)
+
+    def _set_taint(self, name: str, *, tainted: bool) -> bool:
+        """Read and patch once."""
         with _request(f"read node {name}"):
             found = read_json(self._core.read_node(name, **_RAW))
             before = _taints(found)

@@ -83,6 +83,7 @@ def test_lost_gpu_keeps_new_pods_away_until_it_is_back_or_a_person_decides(
 
         host.set_gpus(15360)
         eventually(lambda: taints() == [TAINT], "the node is tainted again", log=host.log_text, within_s=60)
-        assert command("seats", "untaint", cluster.node)[0] == 0
+        code, _, error = command("seats", "untaint", cluster.node)
+        assert (code, error) == (0, "")
         eventually(lambda: "a person removed the taint" in host.log_text(), "it waits", log=host.log_text)
         assert taints() == []
