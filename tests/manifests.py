@@ -138,9 +138,9 @@ class Kubectl:
             self._cluster.wait(lambda: not self._cluster.get(path)["items"], "end of the programs")
             self("delete", "--ignore-not-found", "-k", str(folder))
 
-    def gpuwarden(self, pod: str, *arguments: str) -> str:
-        """Run a command in the executor's container."""
-        inside = ("--container=executor", "--", pods.python(), "-m", "gpuwarden")
+    def gpuwarden(self, pod: str, *arguments: str, container: str = "executor") -> str:
+        """Run a command in a container of the pod."""
+        inside = (f"--container={container}", "--", pods.python(), "-m", "gpuwarden")
         return self("exec", f"--namespace={SPACE}", pod, *inside, *arguments)
 
     def remove_seats(self) -> None:

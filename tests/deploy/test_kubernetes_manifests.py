@@ -50,6 +50,7 @@ def test_one_node_runs_the_chain_and_leaves_nothing(cluster: Cluster, namespace:
         pending = f'pod_name="waits",pod_namespace="{namespace}"'
         cluster.wait(lambda: pending in httpx.get(f"{webhook}/metrics", headers=AS_ALERTMANAGER).text, "Pending pod")
         kubectl.gpuwarden(its.metadata.name, "status", "--alertmanager", "none", "--prometheus", "none")
+        kubectl.gpuwarden(its.metadata.name, "queue", "set", "mine", "--budget-s", "60", container="remediator")
         logs = {each: core.read_namespaced_pod_log(its.metadata.name, SPACE, container=each)
                 for each in ("exporter", "executor", "gateway", "remediator")}  # fmt: skip
         assert [line for log in logs.values() for line in log.splitlines() if '"level": "error"' in line] == []

@@ -187,11 +187,12 @@ def test_every_query_of_the_overview_dashboard_has_data(played: Played) -> None:
         lambda: bool(scene.chain.query("gpuwarden_job_step_mean_seconds")), within_s=60, what="two steps were done"
     )
     dashboard = json.loads((CHECKOUT / "dashboards" / "overview.json").read_text(encoding="utf-8"))
-    # test_servers.py covers the server panel; tests/dashboards covers GPU engines and shared containers.
+    # Other tests cover servers (test_servers.py), Pending pods (tests/e2e/kubernetes) and engines (tests/dashboards).
     expected = [
         query
         for query in queries(dashboard, host=HOST, rate_interval="30s")
-        if "Server probe" not in query.panel_title and not re.search("busiest_engine|in_shared_container", query.expr)
+        if "Server probe" not in query.panel_title
+        and not re.search("busiest_engine|in_shared_container|pending_pods", query.expr)
     ]
     assert len(expected) > 20
 
