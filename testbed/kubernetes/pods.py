@@ -45,6 +45,20 @@ def pod(
     }
 
 
+def deployment(name: str, *, annotations: dict[str, str] | None = None) -> dict[str, Any]:
+    """Return a Deployment of no replicas, whose pods wait."""
+    labels = {"app": name}
+    spec = {"containers": [container("main")], "terminationGracePeriodSeconds": 0}
+    return {
+        "metadata": {"name": name, "annotations": annotations or {}},
+        "spec": {
+            "replicas": 0,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+
+
 def with_project(manifest: dict[str, Any]) -> dict[str, Any]:
     """Mount this checkout and its Python packages into all containers of a pod.
 

@@ -7,12 +7,14 @@ from typing import Any, Final
 
 import pytest
 import yaml
-from kubernetes.client import ApiClient, Configuration, CoreV1Api, RbacAuthorizationV1Api
+from kubernetes.client import ApiClient, AppsV1Api, Configuration, CoreV1Api, RbacAuthorizationV1Api
 
 import deploy
+from exporter.sources.containers.deployments import Deployments
 from gpuwarden.kube.api import KubeError
 from gpuwarden.kube.pods import ALONE_LABEL, MANAGED_LABEL
 from remediator.actuators import NotAllowedError
+from remediator.actuators.deployments import DeploymentActuator
 from remediator.actuators.kubernetes import KubernetesActuator
 from remediator.clients.nodes import Nodes
 from remediator.seats import Node
@@ -41,7 +43,13 @@ OF_CLUSTER: Final = [
     *_rules("base/account.yaml", "ClusterRole", "gpuwarden-node"),
     *_rules("taint/role.yaml", "ClusterRole", "gpuwarden-taint"),
 ]
-OF_NAMESPACE: Final = _rules("evict/role.yaml", "Role", "gpuwarden-evict")
+OF_NAMESPACE: Final = [
+    *_rules("evict/role.yaml", "Role", "gpuwarden-evict"),
+    *_rules("demand-gate/role.yaml", "Role", "gpuwarden-demand-gate"),
+]
+ON_DEMAND: Final = "painter"
+"""The Deployment that the role of the demand gate names."""
+
 RIGHTS: Final = _rights([*OF_CLUSTER, *OF_NAMESPACE])
 USES: Final[dict[Right, Use]] = {
     ("nodes", "get"): lambda api, node, _space, _handle: Nodes(api, RESOURCE).read(node),
@@ -51,11 +59,15 @@ USES: Final[dict[Right, Use]] = {
     ("pods", "list"): lambda api, node, _space, _handle: Nodes(api, RESOURCE).budgets_mib(node),
     ("pods", "get"): lambda api, node, space, handle: actuator(api, node, space).look(handle),
     ("pods/eviction", "create"): lambda api, node, space, handle: actuator(api, node, space).check_stop(handle),
+    ("deployments", "list"): lambda api, node, space, _handle: on_demand(api, node, space),
+    ("deployments/scale", "get"): lambda api, _node, space, _handle: gate(api, space).look(f"{space}/{ON_DEMAND}"),
+    ("deployments/scale", "patch"): lambda api, _node, space, _handle: scale(api, space),
 }
 
 NEEDED_FIRST: Final[dict[Right, Right]] = {
     ("pods/eviction", "create"): ("pods", "get"),
     ("nodes", "patch"): ("nodes", "get"),
+    ("deployments/scale", "patch"): ("deployments/scale", "get"),
 }
 
 
@@ -68,6 +80,23 @@ def taint(api: Any, node: str) -> None:
 def watch(api: Any, node: str) -> None:
     """Watch a node for a second, from any state."""
     Nodes(api, RESOURCE).wait_for_change(Node(name=node), wait_s=1)
+
+
+def on_demand(api: Any, node: str, namespace: str) -> None:
+    """List Deployments as the exporter does."""
+    _, health = Deployments(api, node=node, namespaces=[namespace]).read({})
+    if health.message is not None:
+        raise KubeError(health.message)
+
+
+def gate(api: Any, namespace: str) -> DeploymentActuator:
+    return DeploymentActuator(api, namespaces=[namespace])
+
+
+def scale(api: Any, namespace: str) -> None:
+    """Scale the Deployment up and down."""
+    gate(api, namespace).start(f"{namespace}/{ON_DEMAND}")
+    gate(api, namespace).stop(f"{namespace}/{ON_DEMAND}", grace_s=1)
 
 
 def actuator(api: Any, node: str, namespace: str) -> KubernetesActuator:
@@ -97,7 +126,8 @@ def account(cluster: Cluster, core: CoreV1Api, namespace: str) -> Iterator[Calla
 
     def rules(of: list[dict[str, Any]], rights: set[Right]) -> list[dict[str, Any]]:
         return [
-            {"apiGroups": rule["apiGroups"], "resources": [resource], "verbs": [verb]}
+            {"apiGroups": rule["apiGroups"], "resources": [resource], "verbs": [verb],
+             **({"resourceNames": [ON_DEMAND]} if "resourceNames" in rule else {})}
             for rule in of for resource in rule["resources"] for verb in rule["verbs"] if (resource, verb) in rights
         ]  # fmt: skip
 
@@ -153,6 +183,7 @@ def test_pending_pods_need_the_right_of_the_webhook(
 def test_each_use_needs_its_right(
     cluster: Cluster, namespace: str, tenant: str, account: Callable[[set[Right]], Any]
 ) -> None:
+    AppsV1Api(cluster.api()).create_namespaced_deployment(namespace, pods.deployment(ON_DEMAND))
     without = {right: account(RIGHTS - {right}) for right in RIGHTS}
     without["none", ""] = account(RIGHTS)
 

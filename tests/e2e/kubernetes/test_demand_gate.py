@@ -108,27 +108,13 @@ def make_account(cluster: Cluster, namespace: str, folder: Path) -> Path:
     return path
 
 
-def make_deployment(apps: AppsV1Api, namespace: str, name: str, node: str) -> None:
-    annotations = {ANNOTATION: str(NEEDED_MIB), NODE_ANNOTATION: node}
-    labels = {"app": name}
-    spec = {"containers": [pods.container("main")], "terminationGracePeriodSeconds": 0}
-    body = {
-        "metadata": {"name": name, "annotations": annotations},
-        "spec": {
-            "replicas": 0,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": spec},
-        },
-    }
-    apps.create_namespaced_deployment(namespace, body)
-
-
 @pytest.fixture
 def scene(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Scene]:
     rbac, name = RbacAuthorizationV1Api(cluster.api()), f"{namespace}-gate"
     apps = AppsV1Api(cluster.api())
     for each in ("painter", "stranger"):
-        make_deployment(apps, namespace, each, cluster.node)
+        annotations = {ANNOTATION: str(NEEDED_MIB), NODE_ANNOTATION: cluster.node}
+        apps.create_namespaced_deployment(namespace, pods.deployment(each, annotations=annotations))
     with ExitStack() as stack:
         kubeconfig = make_account(cluster, namespace, tmp_path)
         stack.callback(rbac.delete_cluster_role, name)
@@ -190,7 +176,7 @@ def test_deployment_with_several_replicas_is_not_managed(
     cluster: Cluster, namespace: str, replicas: int, may: bool
 ) -> None:
     apps = AppsV1Api(cluster.api())
-    make_deployment(apps, namespace, "painter", cluster.node)
+    apps.create_namespaced_deployment(namespace, pods.deployment("painter"))
     apps.patch_namespaced_deployment_scale("painter", namespace, {"spec": {"replicas": replicas}})
 
     found = DeploymentActuator(cluster.api(), namespaces=[namespace]).look(f"{namespace}/painter")
