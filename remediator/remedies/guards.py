@@ -150,6 +150,9 @@ class Orders:
         return orders[-1] if orders else None
 
 
+START_SEEN_S: Final = 10.0
+"""Time in which the exporter sees that a tenant was started, seconds."""
+
 RATE_WINDOW_S: Final = 3600.0
 """Window of the restart limit, seconds."""
 
@@ -332,10 +335,11 @@ def may_scale(
         return held
     if (cooling := _check_gpu_cooldown(recent, safety_limits)) is not None:
         return cooling
-    if started_s_ago is not None and abs(started_s_ago) < safety_limits.vram_cooldown_s:
+    wait_s = max(safety_limits.vram_cooldown_s, START_SEEN_S)
+    if started_s_ago is not None and abs(started_s_ago) < wait_s:
         message = (
             f"another tenant on demand was started {max(0.0, started_s_ago):.0f} s ago; waits for the cool-down of "
-            f"{safety_limits.vram_cooldown_s:.0f} s (--vram-cooldown-s), then reads the free memory again"
+            f"{wait_s:.0f} s (--vram-cooldown-s), then reads the free memory again"
         )
         return Wait(reason=Reason.GPU_COOLDOWN, message=message)
     return is_approved(action, orders, recent, now=now)

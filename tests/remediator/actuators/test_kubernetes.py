@@ -236,7 +236,15 @@ def test_api_that_stops_during_an_eviction_loses_nothing(tenants: Tenants) -> No
         tenants.cluster.wait_until_ready()
     assert works.look(state.handle) == state
 
-    works.stop(state.handle, grace_s=GRACE_S)
+    def stopped() -> bool:
+        """The executor repeats a stop: the kubelet may not have reached the server yet."""
+        try:
+            works.stop(state.handle, grace_s=GRACE_S)
+        except ActuatorError:
+            return False
+        return True
+
+    eventually(stopped, "the pod is stopped", within_s=120)
 
     ends(works, state)
     eventually(lambda: works.find_successor(state.handle, others=others or ()) is not None, "the next pod", within_s=60)

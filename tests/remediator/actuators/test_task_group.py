@@ -18,6 +18,7 @@ from gpuwarden.procfs import ProcessId
 from gpuwarden.queue.hosts.task_orders import TaskOutcome, TaskResult
 from remediator.actuators import process, task_group
 from remediator.actuators.task_group import TaskGroups
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.behaviour("D7")
 
@@ -158,8 +159,9 @@ def test_task_whose_process_has_ended_is_gone(folder: Path, start: Callable[...,
     task = start()
     write(folder, task.pid)
     task.kill()
-    assert (found := end(folder)).outcome is TaskOutcome.GONE
-    assert found.message == f"process {task.pid} has ended"
+
+    eventually(lambda: end(folder).outcome is TaskOutcome.GONE, "its child has ended too")
+    assert end(folder).message == f"process {task.pid} has ended"
 
 
 def test_pid_that_is_not_visible_is_not_gone(
