@@ -6,7 +6,6 @@ through an event (A10).
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 from uuid import uuid4
@@ -177,7 +176,7 @@ def _insert(
         needs=len(set(needs)),
         pending=pending,
         notify=submission.notify,
-        submitted_by=_submitter(),
+        submitted_by=operator_name()[:TEXT_MAX],
     )
     ids = [JobId(int(connection.scalar(row.returning(JOBS.c.job_id)) or 0)) for _ in range(submission.ranks)]
     if submission.ranks > 1:
@@ -188,12 +187,6 @@ def _insert(
         rows = [{"job_id": job_id, "needs_job_id": each} for job_id in ids for each in sorted(set(needs))]
         connection.execute(insert(DEPENDENCIES), rows)
     return ids[0]
-
-
-@cache
-def _submitter() -> str:
-    """The account of this process."""
-    return operator_name()[:TEXT_MAX]
 
 
 def _with_their_ranks(connection: Connection, needs: Sequence[int]) -> Sequence[int]:
