@@ -32,6 +32,8 @@ def test_common_statements_use_an_index(shared_store: JobStore, postgres_url: st
         submit(shared_store)
     job = claim(shared_store)
     shared_store.claims.complete(job.job_id, attempt=1, incarnation="i1", now=NOW)
+    # Refused, and so it takes the steps that one statement replaces.
+    assert not shared_store.claims.complete(job.job_id, attempt=1, incarnation="i1", now=NOW)
     slot: dict[str, Any] = {"queue": "gpu", "host": "box1", "worker": "w1", "incarnation": "i1"}
     assert shared_store.claims.complete_and_claim(Success(job.job_id, 1), **slot, now=NOW) == Completion(done=False)
     shared_store.claims.release(claim(shared_store).job_id, attempt=1, incarnation="i1", now=NOW)
