@@ -141,7 +141,8 @@ def test_result_with_a_lost_answer_is_accepted_and_the_worker_continues(
     answers = settled_without_an_answer(store, monkeypatch, settle, committed=True)
 
     body = nothing_to_do if settle == "complete" else lambda *_: None
-    run_worker(store, reporter, body, jobs_max=2, lease_s=60)
+    # Its row is always due, so that it writes a result and claims in two requests.
+    run_worker(store, reporter, body, jobs_max=2, lease_s=60, heartbeat_s=1e-5)
 
     assert answers == [False, True]
     ends = {"complete": State.COMPLETED, "fail_by_worker": State.FAILED, "retry": State.QUEUED}
