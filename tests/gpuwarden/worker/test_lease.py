@@ -142,7 +142,7 @@ def test_result_with_a_lost_answer_is_accepted_and_the_worker_continues(
 
     body = nothing_to_do if settle == "complete" else lambda *_: None
     # Its row is always due, so that it writes a result and claims in two requests.
-    run_worker(store, reporter, body, jobs_max=2, lease_s=60, heartbeat_s=1e-5)
+    run_worker(store, reporter, body, jobs_max=2, lease_s=60, heartbeat_s=0)
 
     assert answers == [False, True]
     ends = {"complete": State.COMPLETED, "fail_by_worker": State.FAILED, "retry": State.QUEUED}
@@ -259,7 +259,7 @@ def test_late_stop_keeps_the_result(store: JobStore, reporter: Reporter, monkeyp
     monkeypatch.setattr(store.claims, "complete", stopped_before)
 
     with pytest.raises(WorkerStopping):
-        run_worker(store, reporter, nothing_to_do, stop=stop, jobs_max=2)
+        run_worker(store, reporter, nothing_to_do, stop=stop, jobs_max=2, heartbeat_s=0)
 
     assert [store.job(job_id).state for job_id in (first, second)] == [State.COMPLETED, State.QUEUED]
 

@@ -195,7 +195,7 @@ def test_replaced_worker_claims_nothing(store: JobStore, reporter: Reporter, mon
     monkeypatch.setattr(store.claims, "complete", replaced_after)
 
     with pytest.raises(ReplacedError):
-        run_worker(store, reporter, nothing_to_do, jobs_max=2)
+        run_worker(store, reporter, nothing_to_do, jobs_max=2, heartbeat_s=0)
 
     assert [store.job(each).state for each in (job_id, other)] == [State.COMPLETED, State.QUEUED]
 
