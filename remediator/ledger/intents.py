@@ -196,7 +196,7 @@ class Intents(LedgerPart):
 
 def _started_s_ago(connection: Connection, episode: Episode, safety_limits: SafetyLimits, now: float) -> float | None:
     """Time since another tenant on demand of the host was started: its memory is not in use yet."""
-    since = now - safety_limits.vram_cooldown_s
+    since = now - safety_limits.start_cooldown_s
     lately = or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at > since)
     others = (
         select(EPISODES.c.episode_id)

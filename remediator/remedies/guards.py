@@ -173,6 +173,11 @@ class SafetyLimits:
     vram_cooldown_s: float = 120.0
     unknown_holds: bool = False
 
+    @property
+    def start_cooldown_s(self) -> float:
+        """Least time between two starts of tenants on demand."""
+        return max(self.vram_cooldown_s, START_SEEN_S)
+
     def containers_max(self, fleet: int | None) -> int:
         """Containers that may need a restart within the window. Defaults: 3 for up to 15 workers, 25 for 100."""
         return max(self.breaker_targets, int(self.breaker_share * (fleet or 0)))
@@ -335,7 +340,7 @@ def may_scale(
         return held
     if (cooling := _check_gpu_cooldown(recent, safety_limits)) is not None:
         return cooling
-    wait_s = max(safety_limits.vram_cooldown_s, START_SEEN_S)
+    wait_s = safety_limits.start_cooldown_s
     if started_s_ago is not None and abs(started_s_ago) < wait_s:
         message = (
             f"another tenant on demand was started {max(0.0, started_s_ago):.0f} s ago; waits for the cool-down of "

@@ -11,7 +11,7 @@ from gpuwarden.queue import JobStore
 from remediator.ledger.ledger import Ledger
 from remediator.reasons import Reason
 from tests.remediator.builders import HOST, alert, on_demand
-from tests.remediator.executor.builders import executor, turn
+from tests.remediator.executor.builders import PACE, executor, turn
 from tests.remediator.world import Box, World
 
 LABELS: dict[str, Any] = {
@@ -58,3 +58,19 @@ def test_tenant_that_ends_at_once_is_not_started_again_and_again(ledger: Ledger,
 
     assert box.starts == 1
     assert [each.reason for each in ledger.reports.list_held()] == [Reason.SCALE_FAILED]
+
+
+def test_next_tenant_waits_until_the_exporter_has_seen_the_first(ledger: Ledger, store: JobStore) -> None:
+    """Also without a cool-down, and after the first one's episode."""
+    first, second = Box(worker="c1", running=False), Box(worker="c2", running=False)
+    settings = replace(PACE, safety_limits=replace(PACE.safety_limits, vram_cooldown_s=0))
+    works = executor(ledger, store, RoomyWorld(first, second), settings=settings)
+    ledger.inbox.accept([alert(**LABELS)], [], now=time.time())
+    for _ in range(2):
+        turn(works, ledger)
+    assert ledger.episodes.list_open(HOST) == []
+    ledger.inbox.accept([alert("f2", **LABELS | {"tenant": "c2"})], [], now=time.time())
+    turn(works, ledger)
+
+    assert (first.running, second.running) == (True, False)
+    assert [each.reason for each in ledger.reports.list_held()] == [Reason.GPU_COOLDOWN]
