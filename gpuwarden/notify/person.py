@@ -1,15 +1,13 @@
 """Notify a person from this process, as `gpuwarden run --notify` does."""
 
 import importlib.util
-import json
 import os
-import subprocess
-import sys
 import time
 from typing import Final
 
 from gpuwarden.notify.address import AddressError, by_mail_server, check, is_mail
 from gpuwarden.notify.send import APPRISE_MISSING
+from gpuwarden.notify.sender import Message, Sender
 
 MAIL_SERVER_ENV: Final = "GPUWARDEN_MAIL_SERVER"
 TIMEOUT_S: Final = 20.0
@@ -37,22 +35,10 @@ def url_of(address: str) -> str:
 
 def send(url: str, title: str, body: str) -> str | None:
     """Send a message, with a few attempts; returns the last error."""
-    error: str | None = None
+    sender, error = Sender(TIMEOUT_S), None
     for pause_s in PAUSES_S:
         time.sleep(pause_s)
-        error = _attempt(json.dumps({"url": url, "title": title, "body": body}))
+        error = sender(url, Message(title=title, body=body))
         if error is None:
             break
-    return error
-
-
-def _attempt(message: str) -> str | None:
-    command = [sys.executable, "-P", "-m", "gpuwarden.notify.send"]
-    try:
-        sent = subprocess.run(command, input=message, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
-        error: str | None = json.loads(sent.stdout)["error"]
-    except subprocess.TimeoutExpired:
-        return f"no answer within {TIMEOUT_S:g} s"
-    except (OSError, ValueError, subprocess.CalledProcessError) as failed:
-        return f"the sending process failed: {type(failed).__name__}"
     return error

@@ -12,8 +12,8 @@ from gpuwarden.db.running_up import environment
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, show
 from gpuwarden.notify.address import check, shown
-from remediator.notify.messages import Message, describe
-from remediator.notify.sender import Sender
+from gpuwarden.notify.sender import Message, Sender
+from remediator.notify.messages import describe
 from remediator.settings.notify_file import NotifySettings, read
 
 FILE_ENV: Final = "GPUWARDEN_REMEDIATOR_NOTIFY_FILE"

@@ -4,7 +4,6 @@ Each says what happened, to what, why, and the next command.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any, Final
@@ -12,6 +11,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gpuwarden.format import count_of, printable
+from gpuwarden.notify.sender import Message
 from remediator.ledger.notices import Notice
 
 LISTED_MAX: Final = 20
@@ -30,14 +30,6 @@ NAMES: Final[Mapping[str, str]] = {
     "alert_over": "resolved alert",
 }
 """Kinds of notices, for the counts of a digest."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Message:
-    """One message, as plain text."""
-
-    title: str
-    body: str
 
 
 def _environment() -> Environment:

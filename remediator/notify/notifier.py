@@ -14,13 +14,13 @@ from prometheus_client.registry import Collector
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import ReloadingFile
 from gpuwarden.notify.address import AddressError, shown
+from gpuwarden.notify.sender import Send, Sender
 from gpuwarden.queue import JobStore
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.notices import Parcel
 from remediator.metrics.ledger import SERIES
 from remediator.notify.events import Events
 from remediator.notify.messages import compose
-from remediator.notify.sender import Send, Sender
 from remediator.settings import notify_file
 
 log: Final = structlog.get_logger("remediator")

@@ -13,12 +13,11 @@ import pytest
 
 from gpuwarden.db.errors import DatabaseError
 from gpuwarden.format import operator_name
+from gpuwarden.notify.sender import Message, Sender
 from gpuwarden.queue import JobStore, Submission
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.notices import GATHER_S, RETRY_S, STORM, STORM_S, Notice
-from remediator.notify.messages import Message
 from remediator.notify.notifier import Notifier
-from remediator.notify.sender import Sender
 from remediator.remedies.guards import Act, Order
 from tests.mailbox import listening, new_mailbox
 from tests.remediator.builders import HOST, NOW

@@ -4,13 +4,21 @@ import json
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gpuwarden.notify.address import without_secrets
-from remediator.notify.messages import Message
 
 TIMEOUT_S: Final = 30.0
 """Timeout of a message, seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One message, as plain text."""
+
+    title: str
+    body: str
 
 
 class Send(Protocol):
@@ -33,7 +41,7 @@ class Sender:
         """Send a message; returns the error."""
         with self._lock:
             if self._closed:
-                return "the remediator stops"
+                return "this process stops"
             try:
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "gpuwarden.notify.send"],
