@@ -9,10 +9,11 @@ The package `kubernetes` takes 0.4 s to import, so a call imports it.
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from gpuwarden.errors import GpuwardenError
 
@@ -21,6 +22,11 @@ TIMEOUT_S: Final = 10.0
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """A pod's service account. The client rereads its token."""
+
+CONFLICTS_MAX: Final = 4
+"""Retries of a patch if the object changed meanwhile."""
+
+T = TypeVar("T")
 
 _DEFAULT_KUBECONFIG: Final = Path("~/.kube/config")
 
@@ -101,6 +107,17 @@ def request(action: str) -> Iterator[None]:
         raise _refused(action, error) from None
     except (HTTPError, OSError) as error:
         raise KubeError(f"cannot {action}: no answer from the Kubernetes API: {error}") from None
+
+
+def retry_conflicts(change: Callable[[], T]) -> T:
+    """Result of `change`, which reads and patches. Tried again if another writer was between the two."""
+    for _ in range(CONFLICTS_MAX):
+        try:
+            return change()
+        except KubeError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+    return change()
 
 
 def read_json(response: Any) -> Any:

@@ -5,6 +5,7 @@ PATCH namespaces/NAMESPACE/deployments/NAME/scale   with the version that was re
 """
 
 from collections.abc import Callable, Collection
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -52,17 +53,19 @@ class DeploymentActuator:
 
     def stop(self, handle: str, *, grace_s: float) -> None:  # noqa: ARG002 - of the protocol
         """See `Actuator.stop`. The Deployment's own grace period counts."""
-        self._scale(handle, 0)
+        api.retry_conflicts(partial(self._scale, handle, 0))
 
     def start(self, handle: str) -> None:
         """See `Actuator.start`."""
-        self._scale(handle, 1)
+        api.retry_conflicts(partial(self._scale, handle, 1))
 
     def _scale(self, handle: str, replicas: int) -> None:
         namespace, name = self._parse(handle)
         before = self.look(handle)
         if before is None:
             raise ActuatorError(f"Deployment {handle} is gone")
+        if not before.managed:
+            raise ActuatorError(f"Deployment {handle} is not scaled: {before.refusal}")
         if before.running is bool(replicas):
             return
         body = {"metadata": {"resourceVersion": before.incarnation}, "spec": {"replicas": replicas}}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -16,9 +17,6 @@ from remediator.seats import Node
 
 ANSWER_S: Final = 10.0
 """Longest time without a byte from the API, seconds."""
-
-CONFLICTS_MAX: Final = 4
-"""Retries of a patch if the kubelet changed the node meanwhile."""
 
 _RAW: Final[Mapping[str, Any]] = {"_preload_content": False}
 
@@ -87,13 +85,7 @@ class Nodes:
 
     def set_taint(self, name: str, *, tainted: bool) -> bool:
         """Set or remove that taint; other taints stay. Returns whether the node had it before."""
-        for _ in range(CONFLICTS_MAX):
-            try:
-                return self._set_taint(name, tainted=tainted)
-            except KubeError as error:
-                if error.status != HTTPStatus.CONFLICT:
-                    raise
-        return self._set_taint(name, tainted=tainted)
+        return kube_api.retry_conflicts(partial(self._set_taint, name, tainted=tainted))
 
     def _set_taint(self, name: str, *, tainted: bool) -> bool:
         """Read and patch once."""

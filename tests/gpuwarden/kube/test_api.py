@@ -5,6 +5,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,23 @@ def test_wait_of_a_refused_eviction_is_known(server: Server, tmp_path: Path) -> 
         CoreV1Api(client).create_namespaced_pod_eviction("a", "ml", {"metadata": {"name": "a"}})
 
     assert (raised.value.cause, raised.value.retry_after_s) == ("DisruptionBudget", 10.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "conflicts", "tried", "fails"), [(409, 4, 5, False), (409, 5, 5, True), (429, 1, 1, True)]
+)
+def test_only_conflicts_are_tried_again(*, status: int, conflicts: int, tried: int, fails: bool) -> None:
+    tries: list[int] = []
+
+    def change() -> str:
+        tries.append(status)
+        if len(tries) <= conflicts:
+            raise KubeError("cannot patch it", status=status)
+        return "patched"
+
+    with pytest.raises(KubeError) if fails else nullcontext():
+        assert api.retry_conflicts(change) == "patched"
+    assert len(tries) == tried
 
 
 def test_slow_api_is_an_error_within_the_timeout(server: Server, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from remediator.actuators import systemd as module
 from remediator.actuators.systemd import SystemdActuator
 from remediator.plan import ContainerState
 from testbed.private_systemd import NoSystemd, Systemd, private_systemd
-from tests.waiting import eventually
+from tests.waiting import answered, eventually
 
 UNIT = "[Unit]\nDefaultDependencies=no\n[Service]\n"
 PATIENT = f"{UNIT}ExecStart=/bin/sleep 600\n"
@@ -176,7 +176,8 @@ def test_service_between_two_restarts_is_not_left_down(systemd: Systemd) -> None
     systemctl(systemd, "start", "loop.service")
 
     found = eventually(
-        lambda: state if not (state := look(units, "loop.service")).running else None, "its first incarnation ended"
+        lambda: state if not (state := answered(lambda: look(units, "loop.service"))).running else None,
+        "its first incarnation ended",
     )
 
     assert not found.left_down
