@@ -19,6 +19,7 @@ class Mail:
     to: str
     subject: str
     text: str
+    message: EmailMessage
 
 
 @dataclass
@@ -46,7 +47,8 @@ class Mailbox:
         body = found.get_body(("plain", "html"))
         assert body is not None
         for to in envelope.rcpt_tos:
-            self.mails.append(Mail(to=to, subject=str(found["Subject"]), text=body.get_content().replace("\r\n", "\n")))
+            text = body.get_content().replace("\r\n", "\n")
+            self.mails.append(Mail(to=to, subject=str(found["Subject"]), text=text, message=found))
         return "250 OK"
 
 

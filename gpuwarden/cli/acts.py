@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuwarden.db.running_up import RUNTIME_DIR_ENV, environment
+from gpuwarden.notify.address import from_argument
 from gpuwarden.queue.open import add_store
 from gpuwarden.reporter import DEFAULT_DIR
 
@@ -40,6 +41,7 @@ def add_notify(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--notify",
         metavar="ADDRESS",
+        type=from_argument,
         help=f"mail address or Apprise URL, notified when the {what} fails or is blocked; default: the submitter's "
         "address in the notify file of the remediator",
     )

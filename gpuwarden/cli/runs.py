@@ -26,7 +26,6 @@ from gpuwarden.cli.acts import add_act, add_json, add_notify, add_reason
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, count_of, format_duration, format_time, operator_name, show, show_json, table
 from gpuwarden.job import FINAL, ItemState, JobClass, State
-from gpuwarden.notify.address import check
 from gpuwarden.queue import JobStore, Run, Submission
 from gpuwarden.queue.open import created, current, existing
 
@@ -139,8 +138,6 @@ def _submit(arguments: argparse.Namespace) -> int:
     if run_id is None:
         raise RunFileError(f'{arguments.file} names no run: add "run": "NAME", or give --run NAME')
     wrangled = _machine_wrangles() if arguments.wrangle is None else arguments.wrangle
-    if arguments.notify is not None:
-        check(arguments.notify)
     with closing(created(arguments.queue_db)) as store:
         ids = store.runs.submit_run(
             run_id, submissions, needs=needs, wrangled=wrangled, notify=arguments.notify, now=store.now()

@@ -1,6 +1,7 @@
 """Addresses of notifications: a mail address, or an Apprise URL, which may contain a password. Pure."""
 
 import re
+from argparse import ArgumentTypeError
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, unquote_plus, urlsplit
 
@@ -51,6 +52,18 @@ def check(address: str) -> str:
         if _READS_FILES.search(name := unquote_plus(each.partition("=")[0])):
             raise AddressError(f"the option {name[:40]!a} of the {scheme}:// address reads a file: leave it out")
     return address
+
+
+def from_argument(text: str) -> str:
+    """Return the address of a command's argument, as a `type` of argparse.
+
+    Raises:
+        ArgumentTypeError: it is invalid. argparse repeats the text of a `ValueError`, but not of this.
+    """
+    try:
+        return check(text)
+    except AddressError as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def is_mail(address: str) -> bool:

@@ -99,6 +99,12 @@ def command(argv: list[str]) -> int:
     return code
 
 
+def _address(given: str) -> str:
+    from gpuwarden.notify.address import from_argument  # noqa: PLC0415 - as in _url
+
+    return from_argument(given)
+
+
 def _url(address: str) -> str:
     from gpuwarden.notify.person import url_of  # noqa: PLC0415 - a run without --notify needs less memory
 
@@ -484,8 +490,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps-from", type=_pattern, metavar="REGEX", help="each output line with a match is a step")
     parser.add_argument("--steps-total", type=_count, metavar="N",
                         help="planned steps, for a progress bar at a terminal; with --steps-from")  # fmt: skip
-    parser.add_argument("--notify", metavar="ADDRESS", help="mail address (needs $GPUWARDEN_MAIL_SERVER) or Apprise "
-                        "URL, notified when the command has failed and is not started again")  # fmt: skip
+    parser.add_argument("--notify", type=_address, metavar="ADDRESS",
+                        help="mail address (needs $GPUWARDEN_MAIL_SERVER) or Apprise URL, notified when the command "
+                             "has failed and is not started again")  # fmt: skip
     parser.add_argument("--runtime-dir", type=Path, help="folder of state files (default: $GPUWARDEN_RUNTIME_DIR, else "
                         "that of the running `gpuwarden up`)")  # fmt: skip
     return parser

@@ -11,7 +11,7 @@ from typing import Final
 from gpuwarden.db.running_up import environment
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, show
-from gpuwarden.notify.address import check, shown
+from gpuwarden.notify.address import from_argument, shown
 from gpuwarden.notify.sender import Message, Sender
 from remediator.notify.messages import describe
 from remediator.settings.notify_file import NotifySettings, read
@@ -24,7 +24,7 @@ def command(argv: list[str]) -> int:
     wanted = _parser().parse_args(argv)
     file: Path | None = wanted.notify_file
     settings = NotifySettings() if file is None else read(file)
-    addresses = settings.administrators if wanted.address is None else [check(wanted.address)]
+    addresses = settings.administrators if wanted.address is None else [wanted.address]
     if not addresses:
         raise GpuwardenError(
             f"no address to notify: give an address, or `administrators` in the file of --notify-file or ${FILE_ENV}"
@@ -46,7 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     acts = parser.add_subparsers(required=True)
     about = "send a test message to the administrators, or to one address"
     test = acts.add_parser("test", help=about, description=f"{about[0].upper()}{about[1:]}.")
-    test.add_argument("address", metavar="ADDRESS", nargs="?", help="a mail address or an Apprise URL")
+    about = "a mail address or an Apprise URL"
+    test.add_argument("address", metavar="ADDRESS", nargs="?", type=from_argument, help=about)
     file = environment().get(FILE_ENV)
     test.add_argument(
         "--notify-file",

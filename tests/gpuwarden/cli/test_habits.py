@@ -34,6 +34,24 @@ def test_each_command_that_lists_has_json(words: str) -> None:
     assert "--json" in {option for action in ALL[words]._actions for option in action.option_strings}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("notify", "test", "json://[::1/secret"),
+        ("job", "submit", "--notify", "json://[::1/secret", "--", "true"),
+        ("runs", "submit", "--notify", "json://[::1/secret", "-"),
+        ("run", "--notify", "json://[::1/secret", "--", "true"),
+        ("up", "--notify", "json://[::1/secret"),
+    ],
+)
+def test_invalid_address_is_wrong_usage_and_is_not_repeated(command: Cli, words: tuple[str, ...]) -> None:
+    code, _, said = command(*words)
+
+    assert code == 2, said
+    assert "address" in said
+    assert "secret" not in said
+
+
 def test_unreadable_queue_or_ledger_is_a_failure(command: Cli, tmp_path: Path) -> None:
     nowhere = f"sqlite:///{tmp_path}/none.db"
 

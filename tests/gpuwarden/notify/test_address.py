@@ -1,8 +1,10 @@
 """Addresses of notifications are checked, and shown without secrets."""
 
+from argparse import ArgumentTypeError
+
 import pytest
 
-from gpuwarden.notify.address import AddressError, by_mail_server, check, shown, without_secrets
+from gpuwarden.notify.address import AddressError, by_mail_server, check, from_argument, shown, without_secrets
 
 pytestmark = pytest.mark.pure
 
@@ -50,6 +52,14 @@ def test_an_invalid_address_is_refused_without_its_text(address: str, says: str)
 
     assert "secret" not in str(error.value).replace("dbus://secret", "")
     assert "passwd" not in str(error.value)
+
+
+def test_an_argument_is_checked_without_its_text() -> None:
+    assert from_argument("alice@example.com") == "alice@example.com"
+    with pytest.raises(ArgumentTypeError, match="use one such as") as error:
+        from_argument("json://[::1/secret")
+
+    assert "secret" not in str(error.value)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Apprise

@@ -1,5 +1,6 @@
 """Notices of the ledger become messages: once, in one digest, again after a failure, and never with a secret."""
 
+import re
 import socket
 import sys
 import time
@@ -16,10 +17,10 @@ from gpuwarden.format import operator_name
 from gpuwarden.notify.sender import Message, Sender
 from gpuwarden.queue import JobStore, Submission
 from remediator.ledger.ledger import Ledger
-from remediator.ledger.notices import GATHER_S, RETRY_S, STORM, STORM_S, Notice
+from remediator.ledger.notices import GATHER_S, RETRY_S, STORM, STORM_S
 from remediator.notify.notifier import Notifier
 from remediator.remedies.guards import Act, Order
-from tests.mailbox import listening, new_mailbox
+from tests.mailbox import Mailbox, listening, mail_server, new_mailbox
 from tests.remediator.builders import HOST, NOW
 from tests.waiting import together
 
@@ -27,7 +28,7 @@ OPS: Final = "ops@example.com"
 
 
 class Server:
-    """Accepts messages, or not. It stands for Apprise where a test needs hours or thousands of events."""
+    """Accepts messages, or not. It stands for Apprise where a test needs hours."""
 
     def __init__(self) -> None:
         self.got: list[tuple[str, Message]] = []
@@ -106,24 +107,6 @@ def test_a_replica_that_knows_fewer_administrators_drops_no_message_to_the_other
     raise_event(ledger, 2, now=NOW + 100)
     turn(notifier, NOW + 100)
     turn(ignorant, NOW + 100 + RETRY_S)
-    assert ledger.notices.unsent().waiting == 0
-
-
-@pytest.mark.both_databases
-@pytest.mark.behaviour("B8")
-def test_ten_thousand_events_in_a_minute_are_one_digest(ledger: Ledger, notifier: Notifier, server: Server) -> None:
-    for second in range(60):
-        rows = [_notice(number, NOW + second) for number in range(second * 167, min(second * 167 + 167, 10_000))]
-        ledger.notices.add(rows)
-        if second % 2 == 0:
-            turn(notifier, NOW + second)
-    for second in range(60, 3 * int(STORM_S), 2):
-        turn(notifier, NOW + second)
-
-    ((_, message),) = server.got
-    assert message.title == "[gpuwarden] 10000 events: 10000 failed jobs"
-    assert message.body.count("Job ") == STORM
-    assert "And 9980 more" in message.body
     assert ledger.notices.unsent().waiting == 0
 
 
@@ -308,19 +291,25 @@ def job_notifier(ledger: Ledger, queue_url: str, file: Path, server: Server) -> 
     found.close()
 
 
-def fail(store: JobStore, submission: Submission, *, run: str | None = None, notify: str | None = None) -> int:
+def fail(
+    store: JobStore,
+    submission: Submission,
+    *,
+    run: str | None = None,
+    notify: str | None = None,
+    reason: str = "ValueError: no such file",
+) -> int:
     """A job that failed."""
     if run is None:
         job_id = store.runs.submit(submission, now=NOW)
     else:
         job_id = store.runs.submit_run(run, {"a": submission}, notify=notify, now=NOW)["a"]
     slot: dict[str, Any] = {"host": HOST, "worker": "w1", "incarnation": f"i{job_id}", "now": NOW}
-    store.claims.register("gpu", **slot)
-    claimed = store.claims.claim("gpu", **slot)
+    store.claims.register(submission.queue, **slot)
+    claimed = store.claims.claim(submission.queue, **slot)
     assert claimed is not None
-    assert store.claims.fail_by_worker(
-        job_id, attempt=claimed.attempt, incarnation=f"i{job_id}", reason="ValueError: no such file", now=NOW
-    )
+    its: dict[str, Any] = {"attempt": claimed.attempt, "incarnation": f"i{job_id}"}
+    assert store.claims.fail_by_worker(job_id, **its, reason=reason, now=NOW)
     return job_id
 
 
@@ -406,8 +395,77 @@ def test_mail_arrives_after_the_smtp_server_was_down(ledger: Ledger, tmp_path: P
     assert box.to(OPS)[0].text.strip() == "The chain 1 is dead."
 
 
-def _notice(number: int, at: float) -> Notice:
-    return Notice(
-        key=f"failed {number}", kind="failed", title=f"job {number} failed", text=f"Job {number} failed.", at=at,
-        address="alice@example.com",
-    )  # fmt: skip
+@pytest.fixture
+def box(file: Path) -> Iterator[Mailbox]:
+    """A real mail server, which the file names."""
+    with mail_server() as found:
+        file.write_text(f'mail_server = "{found.url}"\nadministrators = ["{OPS}", "second@example.com"]\n')
+        yield found
+
+
+@pytest.fixture
+def mailing(ledger: Ledger, queue_url: str, file: Path, box: Mailbox) -> Iterator[Notifier]:
+    """A notifier with the real sender, which has read the queue before the first job."""
+    assert box.url in file.read_text()
+    with closing(Notifier(ledger, file, queue=partial(JobStore.open, queue_url))) as found:
+        turn(found, NOW)
+        yield found
+
+
+@pytest.mark.slow
+@pytest.mark.both_databases
+@pytest.mark.behaviour("B8")
+def test_ten_thousand_events_in_a_minute_are_one_digest(
+    store: JobStore, ledger: Ledger, mailing: Notifier, box: Mailbox
+) -> None:
+    job = Submission(queue="gpu", notify="alice@example.com")
+    store.runs.submit_run("r1", {str(number): job for number in range(200)}, now=NOW)
+    for second in range(50):
+        its: dict[str, Any] = {"reason": "every item fails", "now": NOW + second}
+        assert len(store.item_failures.block_run("r1", still=lambda _: True, **its)) == 200
+        assert store.item_failures.forgive_run("r1", who="ann", **its) == 200
+        if second % 2 == 0:
+            turn(mailing, NOW + second)
+    for second in range(50, 3 * int(STORM_S), 2):
+        turn(mailing, NOW + second)
+
+    (mail,) = box.mails
+    assert (mail.to, mail.subject) == ("alice@example.com", "[gpuwarden] 10000 events: 10000 blocked jobs")
+    assert mail.text.count("is blocked: no worker takes it") == STORM
+    assert "And 9980 more" in mail.text
+    assert ledger.notices.unsent().waiting == 0
+
+
+@pytest.mark.behaviour("B8")
+def test_a_quarantined_gpu_is_one_mail_to_each_administrator(store: JobStore, mailing: Notifier, box: Mailbox) -> None:
+    gpu = "GPU-5f4e3d2c"
+    store.gpu_quarantine.quarantine([gpu], host=HOST, worker="w1", reason="XID 79", now=NOW)
+    store.gpu_quarantine.quarantine([gpu], host=HOST, worker="w2", reason="XID 79", now=NOW + 1)
+    for second in (2, 10, 300, 600):
+        turn(mailing, NOW + second)
+
+    assert sorted(each.to for each in box.mails) == [OPS, "second@example.com"]
+    assert {each.subject for each in box.mails} == {f"[gpuwarden] GPU {gpu} of {HOST} is quarantined"}
+    assert box.mails[0].text.rstrip() == (
+        f"GPU {gpu} of {HOST} is quarantined: no worker uses it.\nReason: XID 79\n"
+        f"Next: repair it, then run gpuwarden gpu release {gpu}"
+    )
+
+
+@pytest.mark.behaviour("B8")
+def test_hostile_text_of_a_job_stays_text_in_its_mail(store: JobStore, mailing: Notifier, box: Mailbox) -> None:
+    """The address asks for HTML, so that Apprise converts the text."""
+    run, reason = "<b>&'; rm -rf ~;", "a\r\n.\r\nBcc: eve@example.com\r\n\r\n<script>x</script>&amp;\x1b[2J\u202e\x00"
+    fail(store, Submission(queue="<i>"), run=run, notify=f"{box.url}&to=alice@example.com&format=html", reason=reason)
+    for second in (1, 10):
+        turn(mailing, NOW + second)
+
+    (mail,) = box.mails
+    assert (mail.to, mail.subject) == ("alice@example.com", "[gpuwarden] job 1 failed")
+    assert {"Bcc", "Cc"}.isdisjoint(mail.message.keys())
+    text, html = (part.get_content() for part in mail.message.iter_parts())
+    said = r"a\r\n.\r\nBcc: eve@example.com\r\n\r\n<script>x</script>&amp;\x1b[2J\u202e"
+    assert f"Job 1 of queue <i>, run {run}, failed, attempt 1.\nReason: {said}" in text.replace("\r\n", "\n")
+    assert all(each.isprintable() for each in text.split())
+    assert not re.findall(r"<(?!br/>)", html)
+    assert "&lt;script&gt;x&lt;/script&gt;&amp;amp;" in html
