@@ -308,6 +308,13 @@ class Reporter:
                     self._idle_since_s = time.monotonic()
                     self._next_write_s = 0.0  # publish the next step at once, as it ends `idle`
 
+    def step_beat(self) -> None:
+        """Refresh the step beat of a monitored job. Its phase and its steps stay."""
+        with self._changing:
+            if self._job is not None and self._job.step_beat is not None:
+                self._job = replace(self._job, step_beat=clock.stamp())
+                self._publish_job()
+
     def step(self) -> None:
         """Report a step; never raises. Takes under a microsecond, plus one write a second.
 

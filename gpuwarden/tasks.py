@@ -170,7 +170,7 @@ class Current:
                 if time.monotonic() >= give_up_s:
                     raise
                 log.warning("queue does not answer; asking again", reason=str(error))
-                self.report.phase(Phase.STEP)  # a step beat: this worker is not stalled
+                self.report.step_beat()  # this worker is not stalled
                 time.sleep(RETRY_S)
 
     def step(self) -> None:
@@ -190,7 +190,7 @@ class Current:
 
     def ranks(self) -> list[Job]:
         """The ranks of this job in order, with their hosts once claimed."""
-        return [self.job] if self.job.gang is None else self.store.ranks(self.job)
+        return [self.job] if self.job.gang is None else self._answer(lambda: self.store.ranks(self.job))
 
     def phase(self, phase: Phase | str, *, timeout_s: float | None = None, busy_timeout_s: float | None = None) -> None:
         """Set the phase: `load`, `step`, `eval`, `checkpoint`, `save` or `idle`.

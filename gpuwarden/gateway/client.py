@@ -308,7 +308,9 @@ class GatewayChanges:
             if self._connection is None:
                 self._connection = self._requests.connection()
                 self._requests.send(self._connection, "wait", {"queue": self._queue, "timeout_s": wire.WAIT_MAX_S})
-            if not select.select([self._connection.sock], [], [], timeout_s)[0]:
+            answered = select.poll()  # select() takes no number over 1023: a job may have many open files
+            answered.register(self._connection.sock, select.POLLIN)
+            if not answered.poll(timeout_s * 1000):
                 return False
             connection, self._connection = self._connection, None
             found = self._requests.read(connection)

@@ -314,6 +314,24 @@ def test_phase_is_a_beat_after_the_first_beat(report: Reporter) -> None:
     assert later.step_beat.boottime_s > first.boottime_s
 
 
+def test_beat_alone_keeps_phase_and_timeout_and_counts_no_step(report: Reporter) -> None:
+    start_job(report)
+    report.step_beat()
+    assert job_file(report).step_beat is None, "it does not start the monitoring"
+    report.ready()
+    report.phase(Phase.LOAD, timeout_s=900)
+    before = job_file(report)
+
+    report.step_beat()
+
+    later = job_file(report)
+    assert before.step_beat is not None
+    assert later.step_beat is not None
+    assert later.step_beat.boottime_s > before.step_beat.boottime_s
+    assert (later.phase, later.phase_started) == (Phase.LOAD, before.phase_started)
+    assert (later.timeout_s, later.step) == (900.0, 0)
+
+
 def test_phase_may_set_its_timeout(report: Reporter) -> None:
     start_job(report)
     report.ready()

@@ -2,12 +2,14 @@
 
 import http.client
 import json
+import os
 import re
+import resource
 import socket
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from gpuwarden.job import ItemState, State
 from gpuwarden.queue import Job, JobStore, ReplacedError, Submission
 from gpuwarden.queue.models import Completion, Success
 from gpuwarden.reporter import Reporter
+from gpuwarden.tasks import Current
 from tests.gpuwarden.gateway.builders import described, documented
 from tests.gpuwarden.worker.builders import Spawn, gateway, run_worker
 from tests.waiting import eventually
@@ -294,8 +297,21 @@ def test_waiting_worker_that_is_gone_takes_no_wake(rooms: Path, store: JobStore)
     waits.close()
 
 
-@pytest.mark.usefixtures("door")
+@pytest.fixture
+def many_open_files() -> Iterator[None]:
+    """The next files of this process have numbers that select(2) does not take."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2048), limits[1]))
+    with ExitStack() as stack:
+        while stack.enter_context(Path(os.devnull).open()).fileno() < 1024:
+            pass
+        yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.usefixtures("door", "many_open_files")
 def test_one_job_wakes_at_most_two_of_many_waiting_workers(rooms: Path, store: JobStore) -> None:
+    """Each of them has many open files."""
     through = [GatewayStore(rooms / f"w{1 + n % 2}", worker=f"w{1 + n % 2}", queue="gpu") for n in range(20)]
     waits: list[GatewayChanges] = []
     for each in through:
@@ -332,18 +348,24 @@ def test_replaced_worker_ends(rooms: Path) -> None:
 
 
 def test_gateway_that_was_killed_is_followed_by_its_successor(
-    spawn: Spawn, rooms: Path, store: JobStore, url: str
+    spawn: Spawn, rooms: Path, store: JobStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request waits for the successor; a claim before it stays the worker's."""
     first = gateway(spawn, rooms, url)
     eventually((rooms / "w2" / SOCKET_NAME).is_socket, "the socket is there")
-    submit(store)
+    submit(store, ranks=2)
     through = GatewayStore(rooms / "w2", worker="w2", queue="gpu")
-    job = eventually(lambda: _answered(lambda: claim(through)), "the job is claimed")
+    job = eventually(lambda: _answered(lambda: claim(through)), "the first rank is claimed")
 
     first.kill()
     first.wait()
     threading.Timer(0.5, lambda: gateway(spawn, rooms, url)).start()
+
+    with monkeypatch.context() as changed, Reporter(rooms, worker="w2", queue="gpu") as reporter:
+        changed.setattr("gpuwarden.gateway.client.ANSWER_S", 0.0)
+        changed.setattr("gpuwarden.tasks.RETRY_S", 0.1)
+        found = Current(job=job, report=reporter, store=through).ranks()
+    assert [each.rank for each in found] == [0, 1]
 
     done = eventually(
         lambda: _answered(
@@ -352,7 +374,7 @@ def test_gateway_that_was_killed_is_followed_by_its_successor(
         "the result is written",
     )
     assert done
-    assert store.job(job.job_id).state is State.COMPLETED
+    assert store.job(job.job_id).state is State.FINISHED
 
 
 @pytest.mark.usefixtures("door")
