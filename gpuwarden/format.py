@@ -214,4 +214,5 @@ def trace_lines(text: str) -> list[str]:
 
 def storable(text: str, *, length_max: int = 500) -> str:
     """Escape what UTF-8 or PostgreSQL cannot store, and cut the text."""
-    return text[:length_max].encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+    kept = text[:length_max].encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+    return kept[:length_max]  # an escape is longer than its character

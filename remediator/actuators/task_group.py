@@ -13,6 +13,7 @@ from typing import Final, Never
 
 from gpuwarden import clock, procfs, state_file
 from gpuwarden.files import read_owned
+from gpuwarden.format import storable
 from gpuwarden.procfs import ProcessId
 from gpuwarden.queue.hosts.task_orders import TaskOutcome, TaskResult
 from gpuwarden.state_file import TASK_START_SLACK_S, StateFileError, TaskFile
@@ -53,7 +54,7 @@ class TaskGroups:
             outcome, message = error.outcome, str(error)
         except ActuatorError as error:
             outcome, message = TaskOutcome.FAILED, str(error)
-        return TaskResult(task_id=task_id, outcome=outcome, message=message)
+        return TaskResult(task_id=task_id, outcome=outcome, message=storable(message))
 
     def _end(self, leader: ProcessId, uid: int) -> tuple[TaskOutcome, str]:
         number, seen = leader.pid, set[ProcessId]()

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -21,6 +21,8 @@ TIMEOUT_S: Final = 10.0
 """Time limit of a request, seconds."""
 
 ANSWER_MAX_BYTES: Final = 64 * 1024
+
+_NO_MESSAGE: Final = "the gateway refused the message: see the log of the executor"
 
 _KNOWN: Final = frozenset({"result", "end_tasks"})
 
@@ -86,15 +88,10 @@ class GatewayOrders:
 
     def exchange(self, results: Sequence[TaskResult]) -> list[int]:
         """See `OrderSource`."""
-        ended = [{"running_log_id": each.task_id, "outcome": each.outcome, "message": each.message} for each in results]
-        try:
-            self._token.reload()
-            headers = {"Authorization": f"Bearer {self._token.value}", "Accept-Encoding": "identity"}
-            with self._client.stream("POST", self._url, json={"ended": ended}, headers=headers) as answer:
-                body = _whole(answer)
-                status, content = answer.status_code, httpx.Response(200, content=body).json()
-        except (httpx.HTTPError, OSError, ValueError) as error:
-            raise TaskOrdersError(f"{self._url}: {error or type(error).__name__}") from None
+        status, content = self._send(results)
+        if results and status in (httpx.codes.UNPROCESSABLE_ENTITY, httpx.codes.REQUEST_ENTITY_TOO_LARGE):
+            log.warning("results of orders refused: sending them without their messages", answer=str(content)[:200])
+            status, content = self._send([replace(each, message=_NO_MESSAGE) for each in results])
         if status != httpx.codes.OK:
             raise TaskOrdersError(f"{self._url} returned {status}: {str(content)[:200]}")
         return self._checked(content)
@@ -102,6 +99,18 @@ class GatewayOrders:
     def close(self) -> None:
         """See `OrderSource`."""
         self._client.close()
+
+    def _send(self, results: Sequence[TaskResult]) -> tuple[int, Any]:
+        """Status and content of the answer."""
+        ended = [{"running_log_id": each.task_id, "outcome": each.outcome, "message": each.message} for each in results]
+        try:
+            self._token.reload()
+            headers = {"Authorization": f"Bearer {self._token.value}", "Accept-Encoding": "identity"}
+            with self._client.stream("POST", self._url, json={"ended": ended}, headers=headers) as answer:
+                body = _whole(answer)
+                return answer.status_code, httpx.Response(200, content=body).json()
+        except (httpx.HTTPError, OSError, ValueError) as error:
+            raise TaskOrdersError(f"{self._url}: {error or type(error).__name__}") from None
 
     def _checked(self, content: Any) -> list[int]:
         """The ids of tasks in an answer."""

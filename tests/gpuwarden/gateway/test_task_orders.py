@@ -1,13 +1,15 @@
 """Orders to end a task, in the answers to a host's reports."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from gpuwarden.queue import JobStore
-from gpuwarden.queue.hosts.task_orders import TaskOutcome
+from gpuwarden.queue.hosts.task_orders import TaskOutcome, TaskResult
 from gpuwarden.queue.hosts.tokens import Scope
+from remediator.clients.task_orders import GatewayOrders
 from tests.gpuwarden.gateway.builders import CentralDoor
 from tests.gpuwarden.worker.builders import Spawn
 
@@ -83,6 +85,27 @@ def test_invalid_result_is_refused_and_settles_nothing(
     found = store.task_orders.order(order_id, now=store.now())
     assert found is not None
     assert found.outcome is None
+
+
+def test_result_with_a_refused_message_does_not_block_the_others(
+    central: CentralDoor, store: JobStore, token: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(token)
+    for task_id in (123, 124):
+        order(store, task_id)
+    results = [
+        TaskResult(task_id=123, outcome=TaskOutcome.REFUSED, message="x" * 1001),
+        TaskResult(task_id=124, outcome=TaskOutcome.ENDED, message="2 processes"),
+    ]
+    with closing(GatewayOrders(central.url, file, ca_file=None)) as orders:
+        assert orders.exchange([]) == [123, 124]
+        order(store, 125)
+
+        assert orders.exchange(results) == [125]
+
+    settled = {each.task_id: each.outcome for each in store.task_orders.of_host("box1", now=store.now())}
+    assert settled == {123: TaskOutcome.REFUSED, 124: TaskOutcome.ENDED, 125: None}
 
 
 def test_token_without_the_scope_gets_no_orders(central: CentralDoor, store: JobStore) -> None:

@@ -370,6 +370,18 @@ def test_id_without_a_file_is_refused(folder: Path) -> None:
     refused(folder, says=f"no file of this task here: no 123.json in {folder}")
 
 
+def test_message_about_many_folders_fits_a_report(tmp_path: Path) -> None:
+    """A gateway refuses a longer message, and JSON one that is not UTF-8."""
+    folders = [tmp_path / f"{number}\udcff" for number in range(200)]
+    for each in folders:
+        each.mkdir()
+
+    message = end(*folders).message
+
+    assert message.startswith("no file of this task here")
+    assert len(message.encode()) <= 500
+
+
 def test_folder_that_cannot_be_read_is_not_an_empty_one(folder: Path, tmp_path: Path) -> None:
     refused(tmp_path / "missing", folder, says="missing cannot be read: No such file or directory")
 
