@@ -84,7 +84,7 @@ class Items(QueueBase):
                 return False
             done = _transition(ItemMove.FINISH, job.run_id, item, *_by(job_id, attempt), result=result, changed_at=now)
             if connection.execute(done).rowcount != 1:
-                return _is_reported(connection, job, item, ItemState.DONE)
+                return _reported(connection, job, item) == ItemOutcome.DONE
             _note(connection, job, item, ItemOutcome.DONE, None, now)
             return True
 
@@ -99,7 +99,7 @@ class Items(QueueBase):
         now: float,
         tries_max: int = ITEM_TRIES_MAX,
     ) -> bool:
-        """Report a failed item. It is retried until it has failed `tries_max` times."""
+        """Report a failed item; returns as `finish`. It is retried until it has failed `tries_max` times."""
         with writing(self._engine) as connection:
             job = _hold(connection, job_id, attempt, incarnation, now)
             if job is None:
@@ -112,7 +112,7 @@ class Items(QueueBase):
             move = ItemMove.TRY_AGAIN if before + 1 < tries_max else ItemMove.GIVE_UP
             moved = _transition(move, job.run_id, item, *_by(job_id, attempt), reason=reason, changed_at=now)
             if connection.execute(moved).rowcount != 1:
-                return _is_reported(connection, job, item, ItemState.PENDING, ItemState.FAILED)
+                return _reported(connection, job, item) in (ItemOutcome.FAILED, ItemOutcome.CLEARED)
             _note(connection, job, item, ItemOutcome.FAILED, reason, now)
             return True
 
@@ -197,10 +197,12 @@ def _take(connection: Connection, job: Any) -> str | None:
     return None
 
 
-def _is_reported(connection: Connection, job: Any, item: str, *states: ItemState) -> bool:
-    """Whether the queue already has this attempt's report on the item."""
-    its = and_(ITEMS.c.run_id == job.run_id, ITEMS.c.item == item, *_by(job.job_id, job.attempt))
-    return connection.scalar(select(ITEMS.c.state).where(its)) in states
+def _reported(connection: Connection, job: Any, item: str) -> str | None:
+    """This attempt's last outcome of an item, which another attempt may have taken since."""
+    its = ITEM_OUTCOMES.c
+    mine = and_(its.job_id == job.job_id, its.attempt == job.attempt, its.run_id == job.run_id, its.item == item)
+    last: str | None = connection.scalar(select(its.outcome).where(mine).order_by(its.outcome_id.desc()))
+    return last
 
 
 def _with_its_holder(row: Row[Any]) -> Item:

@@ -129,8 +129,13 @@ def test_failed_item_is_retried_last_and_given_up_after_its_tries(store: JobStor
     assert fail(store, first, "a")  # again: the answer was lost
     assert take(store, first) == "b"
     assert take(store, second) == "a"
+    taken = store.items.of_run("r1")[0]
+    assert fail(store, first, "a")  # again, after another worker took the item
+    assert store.items.of_run("r1")[0] == taken
+    assert not finish(store, first, "a")
     assert fail(store, second, "a")
     assert finish(store, first, "b")
+    assert not fail(store, first, "b")
     assert take(store, first) == "a"
     assert fail(store, first, "a")
 
