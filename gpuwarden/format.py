@@ -215,4 +215,4 @@ def trace_lines(text: str) -> list[str]:
 def storable(text: str, *, length_max: int = 500) -> str:
     """Escape what UTF-8 or PostgreSQL cannot store, and cut the text."""
     kept = text[:length_max].encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-    return kept[:length_max]  # an escape is longer than its character
+    return kept[:length_max]  # escapes are longer

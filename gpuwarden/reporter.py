@@ -309,7 +309,7 @@ class Reporter:
                     self._next_write_s = 0.0  # publish the next step at once, as it ends `idle`
 
     def step_beat(self) -> None:
-        """Refresh the step beat of a monitored job. Its phase and its steps stay."""
+        """Refresh a monitored job's step beat alone."""
         with self._changing:
             if self._job is not None and self._job.step_beat is not None:
                 self._job = replace(self._job, step_beat=clock.stamp())

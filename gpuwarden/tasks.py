@@ -170,7 +170,7 @@ class Current:
                 if time.monotonic() >= give_up_s:
                     raise
                 log.warning("queue does not answer; asking again", reason=str(error))
-                self.report.step_beat()  # this worker is not stalled
+                self.report.step_beat()  # it is not stalled
                 time.sleep(RETRY_S)
 
     def step(self) -> None:

@@ -308,7 +308,7 @@ class GatewayChanges:
             if self._connection is None:
                 self._connection = self._requests.connection()
                 self._requests.send(self._connection, "wait", {"queue": self._queue, "timeout_s": wire.WAIT_MAX_S})
-            answered = select.poll()  # select() takes no number over 1023: a job may have many open files
+            answered = select.poll()  # select() takes no number over 1023
             answered.register(self._connection.sock, select.POLLIN)
             if not answered.poll(timeout_s * 1000):
                 return False

@@ -99,7 +99,7 @@ class Items(QueueBase):
         now: float,
         tries_max: int = ITEM_TRIES_MAX,
     ) -> bool:
-        """Report a failed item; returns as `finish`. It is retried until it has failed `tries_max` times."""
+        """Report a failed item, to be retried until it failed `tries_max` times; returns as `finish`."""
         with writing(self._engine) as connection:
             job = _hold(connection, job_id, attempt, incarnation, now)
             if job is None:
@@ -198,7 +198,7 @@ def _take(connection: Connection, job: Any) -> str | None:
 
 
 def _reported(connection: Connection, job: Any, item: str) -> str | None:
-    """This attempt's last outcome of an item, which another attempt may have taken since."""
+    """This attempt's last outcome. Another may have the item since."""
     its = ITEM_OUTCOMES.c
     mine = and_(its.job_id == job.job_id, its.attempt == job.attempt, its.run_id == job.run_id, its.item == item)
     last: str | None = connection.scalar(select(its.outcome).where(mine).order_by(its.outcome_id.desc()))
