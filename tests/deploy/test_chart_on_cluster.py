@@ -188,10 +188,10 @@ def test_chart_is_installed_upgraded_and_uninstalled(
                 log=(tmp_path / "alertmanager.log").read_text,
             )
             up = eventually(
-                lambda: found if len(found := query(prometheus, "up == 1")) == 2 else None, "both programs answer"
+                lambda: found if len(found := query(prometheus, "up == 1")) == 3 else None, "all programs answer"
             )
             expected = {"__name__": "up", "host": cluster.node}
-            jobs = {"gpuwarden-exporter": 29835, "gpuwarden-remediator": 9836}
+            jobs = {"gpuwarden-exporter": 29835, "gpuwarden-gateway-host": 29837, "gpuwarden-remediator": 9836}
             assert sorted(up, key=lambda its: its["job"]) == [
                 {**expected, "job": job, "instance": f"{first.status.pod_ip}:{port}"} for job, port in jobs.items()
             ]

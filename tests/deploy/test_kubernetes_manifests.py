@@ -6,6 +6,8 @@ import httpx
 import pytest
 from kubernetes.client import CoreV1Api
 
+from gpuwarden.gateway.operations import OPERATIONS
+from gpuwarden.gateway.wire import PREFIX
 from testbed.kubernetes import pods
 from testbed.kubernetes.cluster import Cluster
 from tests.manifests import (
@@ -38,12 +40,14 @@ def test_one_node_runs_the_chain_and_leaves_nothing(cluster: Cluster, namespace:
     with gpu_node(cluster), kubectl.applied(runnable("overlays/one-node", tmp_path / "overlay"), make_secret):
         cluster.wait(lambda: ready_pods(core, "gpuwarden-node"), "ready pod of the node")
         (its,) = ready_pods(core, "gpuwarden-node")
-        exporter, webhook = f"http://{its.status.pod_ip}:29835", f"http://{its.status.pod_ip}:9836"
+        exporter, gateway, webhook = (f"http://{its.status.pod_ip}:{port}" for port in (29835, 29837, 9836))
 
         assert f'container="{namespace}/tenant/main"' in httpx.get(f"{exporter}/metrics").text
         page = httpx.get(f"{webhook}/metrics", headers=AS_ALERTMANAGER).text
         assert "gpuwarden_remediator_executor_heartbeat_age_seconds " in page  # of this node's executor
         assert httpx.get(f"{exporter}/evidence").status_code == 403
+        assert "\ngpuwarden_gateway_sockets " in httpx.get(f"{gateway}/metrics").text
+        assert {httpx.post(f"{gateway}{PREFIX}{name}", json={}).status_code for name in OPERATIONS} == {405}
         assert httpx.post(f"{webhook}/api/v1/alerts", json={}).status_code == 401
         cluster.wait(lambda: seats(core, cluster) == "14k", "seats of the node")
         core.create_namespaced_pod(namespace, pods.pod("waits", limits={"gpuwarden/vram-mib": 14001}))

@@ -3,6 +3,7 @@
 GPUWARDEN_EXPORTER_DOCKER: none
 GPUWARDEN_EXPORTER_LISTEN: 0.0.0.0
 GPUWARDEN_EXPORTER_PODS: api
+GPUWARDEN_GATEWAY_HOST_LISTEN: 0.0.0.0
 {{- if eq $.Values.storage "sqlite" }}
 GPUWARDEN_QUEUE_DB: sqlite:////var/lib/gpuwarden/queue/queue.db
 {{- end }}
