@@ -16,7 +16,7 @@ from gpuwarden.queue.hosts.silence import QUIET_S, SeenHost
 from gpuwarden.queue.hosts.task_orders import TaskOrder
 from gpuwarden.queue.hosts.tokens import GRACE_MAX_S, HostToken, Scope
 from gpuwarden.queue.open import current, existing
-from gpuwarden.state_file import StateFileError, check_name
+from gpuwarden.state_file import TEXT_MAX, StateFileError, check_name, is_text
 
 
 def command(argv: list[str]) -> int:
@@ -29,13 +29,15 @@ def command(argv: list[str]) -> int:
 
 
 def _enrol(store: JobStore, arguments: argparse.Namespace) -> int:
-    token = store.host_tokens.enrol(arguments.host, scopes=arguments.scopes, now=store.now())
-    return _hand_out(token, arguments.host, f"{arguments.host} is enrolled for {' and '.join(arguments.scopes)}")
+    host, queues = arguments.host, arguments.queues
+    token = store.host_tokens.enrol(host, scopes=arguments.scopes, queues=queues, now=store.now())
+    only = f", only for queue {' and '.join(queues)}" if queues else ""
+    return _hand_out(token, host, f"{host} is enrolled for {' and '.join(arguments.scopes)}{only}")
 
 
 def _rotate(store: JobStore, arguments: argparse.Namespace) -> int:
-    grace_s = arguments.grace_s
-    token = store.host_tokens.rotate(arguments.host, scopes=arguments.scopes, grace_s=grace_s, now=store.now())
+    grace_s, limits = arguments.grace_s, {"scopes": arguments.scopes, "queues": arguments.queues}
+    token = store.host_tokens.rotate(arguments.host, **limits, grace_s=grace_s, now=store.now())
     ends = f"ends in {format_duration(grace_s)}" if grace_s else "has ended"
     return _hand_out(token, arguments.host, f"{arguments.host} has a new token, and the old one {ends}")
 
@@ -127,7 +129,8 @@ def _page(host: str, tokens: list[HostToken], reports: dict[str, float], now: fl
     for each in tokens:
         scopes, created, seen = _figures(each, now)
         yield f"{'token':9}{each.token_id}, {_state(each, now)}"
-        for name, value in (("scopes", scopes), ("created", created), ("seen", seen)):
+        queues = "all" if each.queues is None else ", ".join(each.queues)
+        for name, value in (("scopes", scopes), ("queues", queues), ("created", created), ("seen", seen)):
             yield f"{name:9}{value}"
 
 
@@ -162,6 +165,12 @@ def _scopes(text: str) -> tuple[Scope, ...]:
     return tuple(each for each in Scope if each in named)
 
 
+def _queue(text: str) -> str:
+    if not is_text(text):
+        raise argparse.ArgumentTypeError(f"queue {text[:80]!a} is invalid: use 1 to {TEXT_MAX} printable characters")
+    return text
+
+
 def _grace_s(text: str) -> float:
     try:
         found = float(text)
@@ -182,6 +191,9 @@ def _parser() -> argparse.ArgumentParser:
 
     enrolling = add_act(acts, "enrol", _enrol, "make the token of a host, and print it once")
     enrolling.add_argument("--scopes", type=_scopes, default=tuple(Scope), help=f"{scopes}; default: all")
+    queue = "queue that the workers of the host may use; repeatable"
+    queues: dict[str, Any] = {"dest": "queues", "action": "append", "type": _queue, "metavar": "QUEUE"}
+    enrolling.add_argument("--queue", **queues, help=f"{queue}; default: all")
 
     listing = add_act(acts, "list", _list, "list hosts with the last use of their tokens, and when they were heard")
     add_json(listing, "print one JSON object per line; times are Unix seconds")
@@ -193,6 +205,7 @@ def _parser() -> argparse.ArgumentParser:
 
     rotating = add_act(acts, "rotate", _rotate, "make a new token of a host, print it once, and end the old one")
     rotating.add_argument("--scopes", type=_scopes, help=f"{scopes}; default: those of the old token")
+    rotating.add_argument("--queue", **queues, help=f"{queue}; default: those of the old token")
     rotating.add_argument(
         "--grace-s", type=_grace_s, default=0.0, metavar="SECONDS", help="how long the old token stays valid, seconds"
     )

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from gpuwarden.gateway import metrics
-from gpuwarden.gateway.operations import OPERATIONS, Operation, Register
+from gpuwarden.gateway.operations import OPERATIONS, Operation, Register, Sync
 from gpuwarden.gateway.upstream import NOT_HELD, Answer, LogLimit, Upstream, failed
 from gpuwarden.gateway.wire import BODY_MAX_BYTES, PREFIX, REQUEST_ID, VERSION
 
@@ -80,6 +80,8 @@ class Caller:
     host: str
     may_be: Callable[[str], bool]
     bounds: Bounds
+    queues: frozenset[str] | None = None
+    """The only queues that it may use. `None`: all."""
     tokens: float = 0.0
     open: int = 0
     at_s: float = field(default_factory=time.monotonic)
@@ -190,7 +192,7 @@ class _Endpoints:
             caller = None
             try:
                 caller = await self._callers.caller_of(request)
-                operation = await _admitted(request, kind, caller)
+                operation = self._limited(await _admitted(request, kind, caller), caller)
             except RefusedError as error:
                 return self.refuse(error, caller)
             caller.open += 1
@@ -206,6 +208,25 @@ class _Endpoints:
 
         return answer
 
+    def _limited(self, operation: Operation, caller: Caller) -> Operation:
+        """Refuse another queue. A `Sync` loses only the heartbeats for one: the leases of other workers stay renewed.
+
+        Raises:
+            RefusedError: the caller may not use the queue.
+        """
+        allowed = caller.queues
+        if allowed is None:
+            return operation
+        if isinstance(operation, Sync):
+            for beat in operation.beats:
+                if beat.queue not in allowed:
+                    self._note_refused(_other_queue(beat.queue, caller), caller)
+            return operation.model_copy(update={"beats": [beat for beat in operation.beats if beat.queue in allowed]})
+        queue = getattr(operation, "queue", None)
+        if queue is not None and queue not in allowed:
+            raise _other_queue(queue, caller)
+        return operation
+
     async def _carry_out(self, operation: Operation, caller: Caller, request_id: str) -> Answer:
         async def carry_out() -> Answer:
             return await self._upstream.carry_out(operation, host=caller.host, request_id=request_id)
@@ -218,11 +239,14 @@ class _Endpoints:
         return found
 
     def refuse(self, error: RefusedError, caller: Caller | None) -> Response:
+        self._note_refused(error, caller)
+        return to_response(failed(error.status, error.why, str(error)))
+
+    def _note_refused(self, error: RefusedError, caller: Caller | None) -> None:
         name = "unknown" if caller is None else caller.name
         self._counted.refused.labels(name, error.why).inc()
         if (self._unknown if caller is None else caller.logged).is_due():
             log.warning("request refused", caller=name, reason=str(error))
-        return to_response(failed(error.status, error.why, str(error)))
 
 
 async def _admitted(request: Request, kind: type[Operation], caller: Caller) -> Operation:
@@ -243,6 +267,15 @@ async def _admitted(request: Request, kind: type[Operation], caller: Caller) -> 
             f"{caller.name!r}, or {caller.name}-0 to {caller.name}-63, if no folder has that name",
         )
     return operation
+
+
+def _other_queue(queue: str, caller: Caller) -> RefusedError:
+    return RefusedError(
+        403,
+        "queue",
+        f"{caller.name!r} may not use queue {queue[:80]!a}: allow it by --queue of `gpuwarden gateway host` for a "
+        "folder, or of `gpuwarden host rotate` for a host",
+    )
 
 
 def to_response(answer: Answer) -> Response:

@@ -13,7 +13,7 @@ from gpuwarden.db.errors import DatabaseError
 from gpuwarden.gateway.app import HOST_BOUNDS, Caller, RefusedError
 from gpuwarden.gateway.wire import HOST
 from gpuwarden.queue import JobStore
-from gpuwarden.queue.hosts.tokens import SEEN_EVERY_S, id_of
+from gpuwarden.queue.hosts.tokens import SEEN_EVERY_S, HostToken
 from gpuwarden.queue.hosts.tokens import Scope as HostScope
 
 TRUSTED_S: Final = 5.0
@@ -39,6 +39,8 @@ class _Known:
     at_s: float
     host: str
     token_id: str
+    queues: frozenset[str] | None
+    """The only queues that it allows. `None`: all."""
 
 
 class Hosts:
@@ -57,15 +59,18 @@ class Hosts:
         self._reading: asyncio.Task[None] | None = None
         self._used: set[str] = set()
         self._seen_s = time.monotonic()
-        self._callers: dict[str, Caller] = {}
+        self._callers: dict[tuple[str, frozenset[str] | None], Caller] = {}
 
     async def caller_of(self, request: Request) -> Caller:
         """See `Callers`."""
-        host = await self.host_of(bearer(request), HostScope.QUEUE)
+        known = await self._known_of(bearer(request), HostScope.QUEUE)
+        host, its = known.host, (known.host, known.queues)
         check_host(request, host)
-        if host not in self._callers:
-            self._callers[host] = Caller(name=host, host=host, may_be=lambda _: True, bounds=HOST_BOUNDS)
-        return self._callers[host]
+        if its not in self._callers:
+            self._callers[its] = Caller(
+                name=host, host=host, may_be=lambda _: True, bounds=HOST_BOUNDS, queues=known.queues
+            )
+        return self._callers[its]
 
     async def host_of(self, token: str, scope: HostScope) -> str:
         """The host of a token.
@@ -73,6 +78,9 @@ class Hosts:
         Raises:
             RefusedError: the token is not valid for this scope.
         """
+        return (await self._known_of(token, scope)).host
+
+    async def _known_of(self, token: str, scope: HostScope) -> _Known:
         if not token or not token.isascii():
             raise RefusedError(401, "token", "no token: send Authorization: Bearer TOKEN of `gpuwarden host enrol`")
         key, now_s = (hashlib.sha256(token.encode()).digest(), scope), time.monotonic()
@@ -88,19 +96,20 @@ class Hosts:
         if known is None:
             known = await self._checked(key, token, now_s)
         self._used.add(known.token_id)
-        return known.host
+        return known
 
-    async def _checked(self, key: "tuple[bytes, HostScope]", token: str, now_s: float) -> "_Known":
+    async def _checked(self, key: tuple[bytes, HostScope], token: str, now_s: float) -> _Known:
         """Check an unknown token."""
         scope = key[1]
         if self._checking >= CHECKS_MAX:
             raise RefusedError(503, "busy", "too many tokens are being checked: try again")
-        host = await self._verified(token, scope)
-        if host is None:
+        its = await self._verified(token, scope)
+        if its is None:
             raise RefusedError(401, "token", f"the token is wrong, revoked, or not for the {scope}")
         if len(self._known) >= TOKENS_MAX:
             self._known.clear()
-        self._known[key] = found = _Known(at_s=now_s, host=host, token_id=id_of(token))
+        queues = None if its.queues is None else frozenset(its.queues)
+        self._known[key] = found = _Known(at_s=now_s, host=its.host, token_id=its.token_id, queues=queues)
         return found
 
     async def _read(self) -> None:
@@ -110,7 +119,7 @@ class Hosts:
             token_ids = {known.token_id for known in self._known.values()}
             valid = await to_thread.run_sync(self._valid, token_ids, limiter=self._limiter)
         except DatabaseError as error:
-            raise RefusedError(503, "queue", str(error)) from None
+            raise RefusedError(503, "database", str(error)) from None
         finally:
             self._reading = None
         for key, known in list(self._known.items()):
@@ -125,16 +134,16 @@ class Hosts:
             tokens.see(used, now)
         return tokens.valid(token_ids, now)
 
-    async def _verified(self, token: str, scope: HostScope) -> str | None:
+    async def _verified(self, token: str, scope: HostScope) -> HostToken | None:
         self._checking += 1
         try:
             return await to_thread.run_sync(self._ask, token, scope, limiter=self._limiter)
         except DatabaseError as error:
-            raise RefusedError(503, "queue", str(error)) from None
+            raise RefusedError(503, "database", str(error)) from None
         finally:
             self._checking -= 1
 
-    def _ask(self, token: str, scope: HostScope) -> str | None:
+    def _ask(self, token: str, scope: HostScope) -> HostToken | None:
         return self._store.host_tokens.verify(token, scope, self._store.now())
 
 

@@ -90,7 +90,8 @@ REASONS: Final[Mapping[str, str]] = {
     "job": "a job that the worker does not hold",
     "token": "no valid token",
     "host": "the token of another host",
+    "queue": "a queue that the host or the folder may not use",
     "busy": "too many requests are handled",
-    "queue": "the database does not answer",
+    "database": "the database does not answer",
 }
 """Reasons for refusals."""

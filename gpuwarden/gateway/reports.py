@@ -170,7 +170,7 @@ class Reports:
         try:
             return await to_thread.run_sync(carry_out, limiter=self._limiter)
         except DatabaseError as error:
-            raise RefusedError(503, "queue", str(error)) from None
+            raise RefusedError(503, "database", str(error)) from None
 
     def _take(self, host: str, report: Report) -> dict[str, Any]:
         """Take a report in JSON."""

@@ -231,6 +231,7 @@ HOST_TOKENS = Table(
     Column("token_hash", String, nullable=False),  # SHA-256 of the token
     Column("host", String, nullable=False),
     Column("scopes", String, nullable=False),  # see gpuwarden.queue.hosts.tokens.Scope, with commas
+    Column("queues", JSON(none_as_null=True)),  # null: all
     Column("created_at", Float, nullable=False),
     Column("last_seen_at", Float),
     # Valid before. Null: no end is set, which one token of a host has.

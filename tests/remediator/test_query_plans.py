@@ -22,7 +22,7 @@ from gpuwarden.queue.fencing import Fencing
 from gpuwarden.queue.hosts.batches import Batches
 from gpuwarden.queue.hosts.lost_hosts import LostHosts
 from gpuwarden.queue.hosts.task_orders import TaskOutcome, TaskResult
-from gpuwarden.queue.hosts.tokens import HostTokens, Scope, id_of
+from gpuwarden.queue.hosts.tokens import HostTokens, Scope
 from gpuwarden.queue.items.items import Items
 from gpuwarden.queue.models import Beat, Renewal, SlotClaim, Success
 from gpuwarden.queue.outbox import Outbox
@@ -428,8 +428,9 @@ def test_no_statement_of_workers_or_sweeps_scans_what_grows(store: JobStore, led
         tend(store)
         scrape(store, ledger)
         pass_on(store)
-        assert store.host_tokens.verify(token, Scope.QUEUE, store.now()) == HOST
-        store.host_tokens.see(store.host_tokens.valid([id_of(token)], store.now()), store.now())
+        its = store.host_tokens.verify(token, Scope.QUEUE, store.now())
+        assert its is not None
+        store.host_tokens.see(store.host_tokens.valid([its.token_id], store.now()), store.now())
         result = TaskResult(task_id=1, outcome=TaskOutcome.ENDED, message="")
         assert store.task_orders.exchange(HOST, [], now=store.now()) == [1]
         assert store.task_orders.exchange(HOST, [result], now=store.now()) == []

@@ -54,6 +54,8 @@ class HostToken:
     host: str
     token_id: str
     scopes: tuple[str, ...]
+    queues: tuple[str, ...] | None
+    """The only queues that it allows. `None`: all."""
     created_at: float
     last_seen_at: float | None
     revoked_at: float | None
@@ -67,8 +69,10 @@ class HostToken:
 class HostTokens(QueueBase):
     """Tokens of hosts. A host has one, and until the end of a rotation also older ones."""
 
-    def enrol(self, host: str, *, scopes: Collection[Scope] = tuple(Scope), now: float) -> str:
-        """Return the token of a new host, or of one whose tokens are revoked.
+    def enrol(
+        self, host: str, *, scopes: Collection[Scope] = tuple(Scope), queues: Collection[str] | None = None, now: float
+    ) -> str:
+        """Return the token of a new host, or of one whose tokens are revoked. Without `queues` it allows all.
 
         Raises:
             HostTokenError: the host has a valid token.
@@ -82,21 +86,31 @@ class HostTokens(QueueBase):
                     f"{host} is enrolled: `gpuwarden host rotate {host}` replaces its token,"
                     f" `gpuwarden host revoke {host}` ends it"
                 )
-            return _issue(connection, host, scopes, now)
+            return _issue(connection, host, scopes, queues, now)
 
-    def rotate(self, host: str, *, scopes: Collection[Scope] | None = None, grace_s: float = 0.0, now: float) -> str:
-        """Return a new token. The old ones end after `grace_s`. Without `scopes` it has those of the old one.
+    def rotate(
+        self,
+        host: str,
+        *,
+        scopes: Collection[Scope] | None = None,
+        queues: Collection[str] | None = None,
+        grace_s: float = 0.0,
+        now: float,
+    ) -> str:
+        """Return a new token. The old ones end after `grace_s`. Without `scopes` or `queues` it has the old one's.
 
         Raises:
             HostTokenError: the host has no valid token.
         """
         with writing(self._engine) as connection:
             advisory_lock(connection, "host tokens")
-            kept = connection.scalar(select(HOST_TOKENS.c.scopes).where(_newest_of(host)))
+            its = select(HOST_TOKENS.c.scopes, HOST_TOKENS.c.queues).where(_newest_of(host))
+            kept = connection.execute(its).one_or_none()
             if kept is None:
                 raise HostTokenError(f"{host} has no valid token: `gpuwarden host enrol {host}` makes one")
             _end(connection, host, now + grace_s)
-            return _issue(connection, host, kept.split(",") if scopes is None else scopes, now)
+            kept_scopes = kept.scopes.split(",") if scopes is None else scopes
+            return _issue(connection, host, kept_scopes, kept.queues if queues is None else queues, now)
 
     def revoke(self, host: str, *, now: float) -> bool:
         """End all tokens of a host; False if it has no valid one."""
@@ -125,8 +139,8 @@ class HostTokens(QueueBase):
             with writing(self._engine) as connection:
                 connection.execute(rows[0][0], [row for _, row in rows])
 
-    def verify(self, token: str, scope: Scope, now: float) -> str | None:
-        """Return the host whose token this is; `None` if it is wrong, revoked or without the scope."""
+    def verify(self, token: str, scope: Scope, now: float) -> HostToken | None:
+        """Return the token's row; `None` if it is wrong, revoked or without the scope."""
         match = _TOKEN.fullmatch(token)
         if match is None:
             return None
@@ -139,7 +153,7 @@ class HostTokens(QueueBase):
                     return None
                 if found.last_seen_at is None or abs(now - found.last_seen_at) >= SEEN_EVERY_S:
                     connection.execute(*_see(token_id=found.token_id, now=now))
-                return found.host
+                return found
         return None
 
 
@@ -147,7 +161,12 @@ _SHOWN: Final = tuple(column for column in HOST_TOKENS.columns if column is not 
 
 
 def _to_token(row: Row[Any]) -> HostToken:
-    return converted(row, HOST_TOKENS, lambda row: made_from(row, HostToken, scopes=tuple(row.scopes.split(","))))
+    return converted(row, HOST_TOKENS, _convert)
+
+
+def _convert(row: Row[Any]) -> HostToken:
+    queues = None if row.queues is None else tuple(map(str, list(row.queues)))
+    return made_from(row, HostToken, scopes=tuple(row.scopes.split(",")), queues=queues)
 
 
 def _hash(token: str) -> str:
@@ -171,21 +190,18 @@ def _end(connection: Connection, host: str, at: float) -> bool:
     return connection.execute(ended).rowcount > 0
 
 
-def _issue(connection: Connection, host: str, scopes: Collection[str], now: float) -> str:
+def _issue(
+    connection: Connection, host: str, scopes: Collection[str], queues: Collection[str] | None, now: float
+) -> str:
     """Make a token. Delete ended ones of this host, and those of hosts that were revoked long ago."""
     old = or_(HOST_TOKENS.c.host == host, HOST_TOKENS.c.revoked_at < now - KEPT_S)
     connection.execute(delete(HOST_TOKENS).where(HOST_TOKENS.c.revoked_at <= now, old))
     token_id = secrets.token_hex(8)
     token = f"{PREFIX}{token_id}_{secrets.token_hex(32)}"
     row = {"token_id": token_id, "token_hash": _hash(token), "host": host, "scopes": ",".join(sorted(scopes))}
-    connection.execute(insert(HOST_TOKENS).values(**row, created_at=now))
+    its_queues = None if queues is None else sorted(set(queues))
+    connection.execute(insert(HOST_TOKENS).values(**row, queues=its_queues, created_at=now))
     return token
-
-
-def id_of(token: str) -> str:
-    """The id in a valid token."""
-    match = _TOKEN.fullmatch(token)
-    return "" if match is None else match[1]
 
 
 @Prepared

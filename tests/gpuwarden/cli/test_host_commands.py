@@ -30,7 +30,8 @@ def token_of(cli: Cli, *said: str) -> str:
 
 
 def host_of(store: JobStore, token: str, scope: Scope = Scope.QUEUE) -> str | None:
-    return store.host_tokens.verify(token, scope, store.now())
+    found = store.host_tokens.verify(token, scope, store.now())
+    return None if found is None else found.host
 
 
 def listed(cli: Cli) -> list[dict[str, Any]]:
@@ -58,6 +59,18 @@ def test_token_has_the_named_scopes(store: JobStore, cli: Cli) -> None:
 
     assert (host_of(store, token, Scope.REPORTS), host_of(store, token, Scope.QUEUE)) == ("box1", None)
     assert [each["scopes"] for each in listed(cli)] == [["reports"]]
+
+
+def test_token_of_some_queues_is_shown_with_them(store: JobStore, cli: Cli) -> None:
+    _, _, said = cli("host", "enrol", "box1", "--queue", "gpu", "--queue", "big")
+    token_of(cli, "enrol", "box2")
+    token_of(cli, "rotate", "box1", "--grace-s", "60")
+
+    assert said.startswith("gpuwarden host: box1 is enrolled for queue and reports, only for queue gpu and big; ")
+    assert [each["queues"] for each in listed(cli)] == [["big", "gpu"], ["big", "gpu"], None]
+    assert re.findall("^queues +(.*)$", cli("host", "show", "box1")[1], re.MULTILINE) == ["big, gpu"] * 2
+    assert re.findall("^queues +(.*)$", cli("host", "show", "box2")[1], re.MULTILINE) == ["all"]
+    assert [each.queues for each in store.host_tokens.rows("box2")] == [None]
 
 
 def test_enrolment_of_a_known_host_names_rotate_and_changes_nothing(store: JobStore, cli: Cli) -> None:
@@ -185,6 +198,7 @@ def test_token_that_cannot_be_printed_is_replaced_by_a_rotation(store: JobStore,
         (["enrol", "box 1"], "host name 'box 1' is invalid"),
         (["enrol", "box1", "--scopes", "repots"], "scope 'repots' is unknown; did you mean reports?"),
         (["enrol", "box1", "--scopes", ""], "scope '' is unknown: use queue,reports"),
+        (["enrol", "box1", "--queue", "a\nb"], r"queue 'a\nb' is invalid"),
         (["rotate", "box1", "--grace-s", "-1"], "'-1' is invalid: use seconds from 0 to 604800"),
         (["rotate", "box1", "--grace-s", "nan"], "'nan' is invalid"),
     ],

@@ -104,6 +104,39 @@ def test_hosts_act_for_themselves_only(
 
 
 @pytest.mark.behaviour("D9")
+def test_host_of_some_queues_gets_no_other(central: CentralDoor, store: JobStore) -> None:
+    """A worker that beats for another queue must not end the leases of the host's others."""
+    job_id = store.runs.submit(Submission(queue="other", payload={"secret": 1}), now=store.now())
+    before = store.job(job_id)
+    store.runs.submit(Submission(queue="gpu"), now=store.now())
+    token = store.host_tokens.enrol("box1", queues=["gpu"], now=store.now())
+    its: dict[str, Any] = {"worker": "w1", "incarnation": "i1", "lease_s": 600.0, "within_s": 9, "timeout_s": 5}
+    assert ask(central, "register", {**its, "queue": "gpu"}, token)[0] == 200
+    job = ask(central, "claim", {**its, "queue": "gpu"}, token).content["result"]
+    on_job = {**its, "job_id": job["job_id"], "attempt": job["attempt"]}
+
+    naming = [path for path, kind in OPERATIONS.items() if "queue" in kind.model_fields]
+    assert len(naming) == 6
+    answers = [ask(central, path, {**on_job, "queue": "other"}, token) for path in naming]
+    beats = [{**its, "queue": "other"}, {**its, "worker": "w2", "queue": "other"}]
+    leased = store.job(job["job_id"]).lease_expires_at
+    sync = ask(central, "sync", {"beats": beats, "renewals": [{**on_job, "lease_s": 9000}]}, token)
+
+    assert {(status, found["error"]["kind"]) for status, found in answers} == {(403, "queue")}
+    assert "'box1' may not use queue 'other': allow it by --queue of" in answers[0].content["error"]["reason"]
+    assert sync == (200, {"result": {"over": [], "draining": [], "lost": []}})
+    assert (store.job(job["job_id"]).lease_expires_at or 0) > (leased or 0) + 8000
+    assert central.refusals() == {("box1", "queue"): len(naming) + len(beats)}
+    assert [(row.worker, row.queue) for row in store.admin.workers(now=store.now())] == [("w1", "gpu")]
+    assert store.job(job_id) == before
+    assert ask(central, "complete", on_job, token) == (200, {"result": True})
+
+    wider = store.host_tokens.rotate("box1", queues=["gpu", "other"], grace_s=60, now=store.now())
+    statuses = [ask(central, "claim", {**its, "queue": "other"}, each)[0] for each in (token, wider)]
+    assert (statuses, store.job(job_id).host) == ([403, 200], "box1")
+
+
+@pytest.mark.behaviour("D9")
 def test_wrong_revoked_and_other_tokens_are_refused_and_counted(central: CentralDoor, store: JobStore) -> None:
     now = store.now()
     valid = store.host_tokens.enrol("box1", now=now)

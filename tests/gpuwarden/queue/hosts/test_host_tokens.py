@@ -25,7 +25,8 @@ def enrol(store: JobStore, host: str = "box1", **its: Any) -> str:
 
 
 def host_of(store: JobStore, token: str, *, scope: Scope = Scope.QUEUE, now: float = NOW) -> str | None:
-    return store.host_tokens.verify(token, scope, now)
+    found = store.host_tokens.verify(token, scope, now)
+    return None if found is None else found.host
 
 
 def seen_at(store: JobStore, host: str = "box1") -> float | None:
@@ -184,6 +185,24 @@ def test_rotation_can_change_the_scopes(store: JobStore) -> None:
     new = store.host_tokens.rotate("box1", scopes=[Scope.QUEUE], now=NOW)
 
     assert [host_of(store, new, scope=each) for each in (Scope.QUEUE, Scope.REPORTS)] == ["box1", None]
+
+
+def test_rotation_keeps_the_queues_unless_it_names_others(store: JobStore) -> None:
+    """An empty list or an unreadable one never means all queues."""
+    enrol(store, queues=["train, big", "gpu"])
+    enrol(store, "box2")
+
+    def queues(host: str = "box1", **its: Any) -> tuple[str, ...] | None:
+        found = store.host_tokens.verify(store.host_tokens.rotate(host, **its, now=NOW), Scope.QUEUE, NOW)
+        assert found is not None
+        return found.queues
+
+    assert (queues(), queues("box2")) == (("gpu", "train, big"), None)
+    assert (queues(queues=["gpu"]), queues(), queues(queues=[])) == (("gpu",), ("gpu",), ())
+    token = store.host_tokens.rotate("box1", now=NOW)
+    with writing(store._engine) as connection:
+        connection.execute(update(HOST_TOKENS).where(HOST_TOKENS.c.host == "box1").values(queues=5))
+    assert host_of(store, token) is None
 
 
 def test_old_token_is_valid_for_the_grace_of_its_rotation(store: JobStore) -> None:
