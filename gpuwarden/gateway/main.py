@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -42,6 +43,7 @@ from gpuwarden.http.serving import Server, SocketServer, bind
 from gpuwarden.http.web_config import WebConfig
 from gpuwarden.queue.open import add_store, created
 from gpuwarden.reporter import host_key, state_directory
+from gpuwarden.state_file import is_text
 
 if TYPE_CHECKING:
     from gpuwarden.queue import JobStore
@@ -62,6 +64,8 @@ THREADS: Final = 12
 
 CONNECTIONS: Final = THREADS + 4
 """Connections to the database: also for checks of tokens, and to count jobs."""
+
+QUEUES_ENV: Final = "GPUWARDEN_GATEWAY_HOST_QUEUES"
 
 CALLER: Final = "gpuwarden.caller"
 """Key of a socket's caller in a request's scope."""
@@ -85,6 +89,7 @@ def _host(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int
     if not directory.is_dir():
         raise GpuwardenError(f"{directory} does not exist: create it, with this host's name in {directory}/host")
     host = host_key(directory)
+    limits = _limits(parser, arguments.queues)
     web = WebConfig(arguments.web_config_file)
     raise_file_limit()
     with ExitStack() as held:
@@ -108,7 +113,7 @@ def _host(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int
             metrics.SOCKETS.gauge(registry, lambda: len(sockets.bound))
             ready = _ready(web, listener, host=host, role="host")
             server = Server(_pages(registry, web), web, at_start=ready, at_end=_ending(upstream))
-            keeping = asyncio.create_task(_keep(sockets, app, host))
+            keeping = asyncio.create_task(_keep(sockets, app, host, limits))
             keeping.add_done_callback(lambda _: server.stop())
             try:
                 await _run(server, listener)
@@ -223,14 +228,15 @@ def _by_path(prefixes: tuple[str, ...], operations: ASGIApp, pages: ASGIApp) -> 
     return answer
 
 
-async def _keep(sockets: Sockets, app: ASGIApp, host: str) -> None:
+async def _keep(sockets: Sockets, app: ASGIApp, host: str, limits: "list[_Limit]") -> None:
     """Serve a socket in each folder, and follow new and removed folders."""
     servers: dict[str, SocketServer] = {}
     starting: set[asyncio.Task[None]] = set()
     replaced = LogLimit(REPORT_S)
 
     def created(folder: str) -> SocketServer:
-        caller = Caller(name=folder, host=host, may_be=partial(sockets.may_be, folder), bounds=SLOT_BOUNDS)
+        may_be, queues = partial(sockets.may_be, folder), queues_of(folder, limits)
+        caller = Caller(name=folder, host=host, may_be=may_be, bounds=SLOT_BOUNDS, queues=queues)
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             await app({**scope, CALLER: caller}, receive, send)
@@ -283,6 +289,30 @@ def _pages(registry: CollectorRegistry, web: WebConfig, *others: Route) -> Starl
     return Starlette(routes=routes, middleware=[Middleware(CheckRequest, web=web)])
 
 
+_Limit = tuple[str, str]
+"""A pattern of folders, and a queue that they may use."""
+
+
+def queues_of(folder: str, limits: list[_Limit]) -> frozenset[str] | None:
+    """The only queues that a folder may use. `None`: all, as there are no limits."""
+    return frozenset(queue for pattern, queue in limits if fnmatchcase(folder, pattern)) if limits else None
+
+
+def _limits(parser: argparse.ArgumentParser, given: list[_Limit] | None) -> list[_Limit]:
+    its = os.environ.get(QUEUES_ENV)
+    try:
+        return [_limit(each) for each in its.split(",")] if given is None and its else given or []
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"${QUEUES_ENV}: {error}")
+
+
+def _limit(text: str) -> _Limit:
+    pattern, _, queue = text.partition("=")
+    if not pattern or not is_text(queue):
+        raise argparse.ArgumentTypeError(f"{text[:80]!a} is invalid: use FOLDER=QUEUE, as *=gpu for all folders")
+    return pattern, queue
+
+
 def _lost_after_s(text: str) -> float:
     found = float(text)
     if not 30 <= found <= 480:  # a host with jobs may be heard every 21 s only: a heartbeat waits 10 s for others
@@ -311,6 +341,10 @@ def _parser() -> argparse.ArgumentParser:
     host.add_argument("--token-file", type=Path, help="file with this host's token, for --central")
     host.add_argument("--ca-file", type=Path, help="authorities that signed the certificate of --central; default: "
                       "those of the system")  # fmt: skip
+    host.add_argument("--queue", dest="queues", action="append", type=_limit, metavar="FOLDER=QUEUE",
+                      help="queue that the workers of a folder may use; a folder may be a pattern, as w*; repeatable. "
+                      "Folders without one then use none. Default: all folders use all queues; or "
+                      f"${QUEUES_ENV}, with commas")  # fmt: skip
     central = roles.add_parser(
         "central",
         help="serve the gateways of hosts with tokens",

@@ -19,6 +19,7 @@ import pytest
 from gpuwarden.db.errors import DatabaseError, NoAnswerError
 from gpuwarden.gateway.app import SLOT_BOUNDS
 from gpuwarden.gateway.client import GatewayChanges, GatewayStore, _Requests
+from gpuwarden.gateway.main import QUEUES_ENV, _limits, _parser
 from gpuwarden.gateway.operations import OPERATIONS, OnJob
 from gpuwarden.gateway.wire import BODY_MAX_BYTES, PREFIX, REQUEST_ID, SOCKET_NAME
 from gpuwarden.job import ItemState, State
@@ -122,6 +123,38 @@ def test_slot_cannot_act_on_the_job_of_another(rooms: Path, store: JobStore) -> 
     assert set(under_their_name.values()) == {403}
     assert store.job(theirs.job_id) == theirs
     assert [each.state for each in store.items.of_run("r1")] == [ItemState.PENDING]
+
+
+def test_folder_uses_its_queues_only(spawn: Spawn, rooms: Path, url: str, store: JobStore) -> None:
+    gateway(spawn, rooms, url, "--queue", "w1=gpu", "--queue", "w2=other", "--queue", "w*=all=of it")
+    eventually((rooms / "w1" / SOCKET_NAME).is_socket, "the socket is there")
+    job_id = store.runs.submit(Submission(queue="other", payload={"secret": 1}), now=store.now())
+    before = store.job(job_id)
+    its = {"worker": "w1", "job_id": 1, "attempt": 1, "incarnation": "i1", "lease_s": 9, "timeout_s": 0, "within_s": 1}
+
+    def statuses(folder: str, queue: str, *paths: str) -> list[int]:
+        return [post(rooms, folder, PREFIX + path, {**its, "worker": folder, "queue": queue})[0] for path in paths]
+
+    naming = [path for path, kind in OPERATIONS.items() if "queue" in kind.model_fields]
+    assert statuses("w1", "other", *naming) == [403] * 6
+    assert store.job(job_id) == before
+    assert store.counts.snapshot(now=store.now()).workers == {}
+    for folder, queue in (("w1", "gpu"), ("w1", "all=of it"), ("w2", "other")):
+        assert statuses(folder, queue, "register", "claim") == [200, 200]
+    assert store.job(job_id).worker == "w2"
+
+
+@pytest.mark.parametrize("text", ["gpu", "=gpu", "w1=", "w1=a\nb"])
+def test_limit_without_folder_or_queue_is_refused(
+    text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No limit at all would allow every queue."""
+    monkeypatch.setenv(QUEUES_ENV, f"w1=gpu,{text}")
+    parser = _parser()
+    for refuse in (lambda: parser.parse_args(["host", "--queue", text]), lambda: _limits(parser, None)):
+        with pytest.raises(SystemExit):
+            refuse()
+        assert f"{text!a} is invalid: use FOLDER=QUEUE" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("door")

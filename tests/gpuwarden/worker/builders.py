@@ -44,11 +44,12 @@ def run_worker(
     Worker(settings, store=store, reporter=reporter, body=body, stop=stop).run()
 
 
-def gateway(spawn: Spawn, host_dir: Path, url: str) -> subprocess.Popen[str]:
+def gateway(spawn: Spawn, host_dir: Path, url: str, *options: str) -> subprocess.Popen[str]:
     """Start a gateway, with its log in the host's folder."""
     log = host_dir / "gateway.log"
     process = spawn(
         *("-m", "gpuwarden", "gateway", "host", "--queue-db", url, "--runtime-dir", str(host_dir), "--port", "0"),
+        *options,
         stderr=log,
         XDG_DATA_HOME=str(host_dir / "data"),
     )
