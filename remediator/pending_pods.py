@@ -16,12 +16,12 @@ PENDING_S: Final = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class PendingPod:
-    """A pod that the scheduler could not place since `since`, Unix seconds."""
+    """A pod that the scheduler could not place since `since`, Unix seconds. `wanted_mib` is `None` if invalid."""
 
     namespace: str
     name: str
     since: float
-    wanted_mib: int
+    wanted_mib: int | None
 
 
 def waiting(pods: Iterable[Mapping[str, Any]], resource: str) -> list[PendingPod]:
@@ -35,11 +35,16 @@ def waiting(pods: Iterable[Mapping[str, Any]], resource: str) -> list[PendingPod
     """
     found = []
     for pod in pods:
-        condition = _unschedulable(pod)
-        wanted_mib = scheduled_mib(pod["spec"], resource)
-        if condition is None or not wanted_mib or f"Insufficient {resource}" not in (condition.get("message") or ""):
+        about, spec, condition = pod["metadata"], pod["spec"], _unschedulable(pod)
+        if condition is None or f"Insufficient {resource}" not in (condition.get("message") or ""):
             continue
-        about = pod["metadata"]
+        try:
+            wanted_mib = scheduled_mib(spec, resource)
+        except ValueError:
+            wanted_mib = None
+        else:
+            if not wanted_mib:
+                continue
         since = datetime.strptime(condition["lastTransitionTime"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
         found.append(
             PendingPod(namespace=about["namespace"], name=about["name"], since=since.timestamp(), wanted_mib=wanted_mib)

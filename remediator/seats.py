@@ -3,7 +3,7 @@
 The resource is one number for a node, in whole MiB: its seats. Pods declare their budgets as limits of the resource.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
@@ -56,21 +56,31 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PodBudget:
+    """What a pod on a node declares: 0 if that is `invalid`. A Pending pod can name its node without a free seat."""
+
+    pod: str
+    mib: int = 0
+    invalid: str = ""
+    runs: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What to advertise. Without `mib` the node stays as it is, and `reason` says why."""
 
     mib: int | None = None
     reason: str = ""
-    """Also why a node advertises more than its GPUs have."""
+    """Also why a node advertises more than its GPUs have, and which pods do not count."""
 
 
-def plan(node: Node, gpus: Mapping[str, int | None], *, declared_mib: int, rules: Rules) -> Plan:
+def plan(node: Node, gpus: Mapping[str, int | None], budgets: Sequence[PodBudget], *, rules: Rules) -> Plan:
     """Decide what a node advertises.
 
     Args:
         node: the node.
         gpus: its GPUs by UUID with their memory in bytes, or `None` if that is unknown.
-        declared_mib: the budgets of its pods.
+        budgets: those of its pods.
         rules: the settings.
     """
     if not rules.is_gpu_node(node):
@@ -88,10 +98,15 @@ def plan(node: Node, gpus: Mapping[str, int | None], *, declared_mib: int, rules
     usable_mib = sum(max(0, (size or 0) // 2**20 - rules.reserve_mib) for size in gpus.values())
     if not usable_mib:
         return Plan(reason=f"no GPU has more than --seats-reserve-mib ({rules.reserve_mib})")
-    if declared_mib > usable_mib:
-        # Below the declared sum, the next restart of the kubelet ends running pods.
-        return Plan(mib=declared_mib, reason=f"its pods declare {declared_mib} MiB and its GPUs have {usable_mib}")
-    return Plan(mib=usable_mib)
+    declared_mib = sum(each.mib for each in budgets)
+    running_mib = sum(each.mib for each in budgets if each.runs)
+    # Below the sum of running pods, the next restart of the kubelet ends some. With a higher value for a pod that does
+    # not run yet, the kubelet would admit it beside the others.
+    mib = max(usable_mib, running_mib, min(declared_mib, node.capacity_mib or 0))
+    reasons = [f"{each.pod} does not count: {each.invalid}" for each in budgets if each.invalid]
+    if mib > usable_mib:
+        reasons.insert(0, f"its pods declare {declared_mib} MiB and its GPUs have {usable_mib}")
+    return Plan(mib=mib, reason="; ".join(reasons))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +119,7 @@ class Seats:
     advertised_mib: int | None
     declared_mib: int
     pods: int
+    invalid: tuple[str, ...] = ()
     used_mib: int | None = None
     peak_mib: int | None = None
     gpus: tuple["GpuSeats", ...] = ()
@@ -140,6 +156,8 @@ def problems(seats: Seats) -> Iterator[str]:
             f"{seats.node} advertises {seats.capacity_mib or 0} MiB and its pods declare {seats.declared_mib}: a "
             "restart of its kubelet may end them"
         )
+    for pod in seats.invalid:
+        yield f"pod {pod}: correct its limit"
     for each in seats.gpus:
         if each.size_mib is not None and (each.declared_mib or 0) > each.size_mib:
             yield (

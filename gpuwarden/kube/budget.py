@@ -10,7 +10,7 @@ RESOURCE: Final = "gpuwarden/vram-mib"
 
 MIB_MAX: Final = 99_999_999
 
-_QUANTITY: Final = re.compile(r"([0-9]{1,19})(|[kMGTPE]|[KMGTPE]i|e[0-9])")
+_QUANTITY: Final = re.compile(r"([0-9]{1,40})(|[kMGTPE]|[KMGTPE]i|e[0-9]{1,2})")
 _FACTORS: Final[dict[str, int]] = {"": 1, "k": 1000} | {
     suffix: factor
     for power, letter in enumerate("KMGTPE", start=1)

@@ -11,9 +11,9 @@ from kubernetes.utils.quantity import parse_quantity
 
 from gpuwarden.kube import api as kube_api
 from gpuwarden.kube.api import KubeError, read_json
-from gpuwarden.kube.budget import scheduled_mib
+from gpuwarden.kube.budget import BudgetSources, declared_mib
 from remediator.pending_pods import PendingPod, waiting
-from remediator.seats import Node
+from remediator.seats import Node, PodBudget
 
 ANSWER_S: Final = 10.0
 """Longest time without a byte from the API, seconds."""
@@ -49,17 +49,17 @@ class Nodes:
             answer = self._core.list_node(resource_version="0", **_RAW)
             return [parse_node(each, self._resource) for each in read_json(answer)["items"]]
 
-    def budgets_mib(self, name: str = "", *, cached: bool = True) -> dict[str, list[int]]:
+    def list_budgets(self, name: str = "", *, cached: bool = True) -> dict[str, list[PodBudget]]:
         """The budgets of all pods that have one, by node, or those on one node. `cached`: may be some seconds old."""
         where = f"spec.nodeName={name}" if name else "spec.nodeName!="
         with _request(f"list the pods of {name or 'all nodes'}"):
             answer = self._core.list_pod_for_all_namespaces(
                 field_selector=f"{where},{_ENDED}", resource_version="0" if cached else None, **_RAW
             )
-            found: dict[str, list[int]] = {}
+            found: dict[str, list[PodBudget]] = {}
             for pod in read_json(answer)["items"]:
-                if mib := scheduled_mib(pod["spec"], self._resource):
-                    found.setdefault(pod["spec"]["nodeName"], []).append(mib)
+                if budget := parse_budget(pod, self._resource):
+                    found.setdefault(pod["spec"]["nodeName"], []).append(budget)
             return found
 
     def pending_pods(self) -> list[PendingPod]:
@@ -157,6 +157,19 @@ def parse_node(found: Mapping[str, Any], resource: str) -> Node:
         allocatable_mib=_whole((status.get("allocatable") or {}).get(resource)),
         version=about.get("resourceVersion", ""),
     )
+
+
+def parse_budget(pod: Mapping[str, Any], resource: str) -> PodBudget | None:
+    """The budget of a pod (Kubernetes API, Pod v1), if it declares one."""
+    about = pod["metadata"]
+    name = f"{about['namespace']}/{about['name']}"
+    try:
+        mib = declared_mib(pod, BudgetSources(resources=(resource,)))
+    except ValueError as error:
+        return PodBudget(pod=name, invalid=str(error))
+    if mib is None:
+        return None
+    return PodBudget(pod=name, mib=mib, runs=(pod.get("status") or {}).get("phase") == "Running")
 
 
 def _whole(quantity: str | None) -> int | None:

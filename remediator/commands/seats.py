@@ -21,6 +21,7 @@ from remediator.seats import (
     RESOURCE,
     GpuSeats,
     Node,
+    PodBudget,
     Rules,
     Seats,
     policy_problem,
@@ -141,7 +142,7 @@ def _read(nodes: "Nodes", wanted: argparse.Namespace) -> list[Seats]:
     """The selected nodes that have a GPU or seats."""
     rules = Rules(resource=wanted.budget_resource, node_labels=tuple(wanted.node_labels.split(",")))
     listed = [each for each in nodes.list_all() if _is_selected(each, wanted)]
-    budgets = nodes.budgets_mib()
+    budgets = nodes.list_budgets()
     usage = {} if wanted.prometheus == "none" else _read_usage(wanted.prometheus)
     return [
         _seats(node, rules, budgets.get(node.name, []), usage)
@@ -150,15 +151,16 @@ def _read(nodes: "Nodes", wanted: argparse.Namespace) -> list[Seats]:
     ]
 
 
-def _seats(node: Node, rules: Rules, budgets_mib: Sequence[int], usage: _Usage) -> Seats:
+def _seats(node: Node, rules: Rules, budgets: Sequence[PodBudget], usage: _Usage) -> Seats:
     gpus = sorted({gpu for values in usage.values() for host, gpu in values if host == node.name})
     return Seats(
         node=node.name,
         is_gpu_node=rules.is_gpu_node(node),
         capacity_mib=node.capacity_mib,
         advertised_mib=node.allocatable_mib,
-        declared_mib=sum(budgets_mib),
-        pods=len(budgets_mib),
+        declared_mib=sum(each.mib for each in budgets),
+        pods=sum(not each.invalid for each in budgets),
+        invalid=tuple(f"{each.pod} on {node.name}: {each.invalid}" for each in budgets if each.invalid),
         used_mib=_sum(_value(usage, "used", node.name, gpu) for gpu in gpus),
         peak_mib=_sum(_value(usage, "peak", node.name, gpu) for gpu in gpus),
         gpus=tuple(

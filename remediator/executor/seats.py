@@ -99,8 +99,8 @@ class SeatKeeper:
         return found
 
     def _plan(self, node: Node, gpus: Mapping[str, int | None], *, cached: bool) -> Plan:
-        declared_mib = sum(self._nodes.budgets_mib(self._node, cached=cached).get(self._node, ()))
-        return plan(node, gpus, declared_mib=declared_mib, rules=self._rules)
+        budgets = self._nodes.list_budgets(self._node, cached=cached).get(self._node, [])
+        return plan(node, gpus, budgets, rules=self._rules)
 
     def _apply(self, node: Node, found: Plan) -> Node:
         """Advertise what was found, if this executor acts. Returns the node as it is now."""

@@ -46,7 +46,7 @@ SERIES: Final = Catalogue(
         "gpuwarden_pod_pending_wanted_bytes",
         "GPU memory that the same pod wants.",
         labels=("pod_namespace", "pod_name"),
-        absent="as `gpuwarden_pod_pending_seconds`",
+        absent="as `gpuwarden_pod_pending_seconds`, or the limit of the pod is invalid",
     ),
     Series(
         "gpuwarden_pod_pending_threshold_seconds",
@@ -120,5 +120,6 @@ class PendingPodsCollector(Collector):
         wanted = SERIES.gauge("gpuwarden_pod_pending_wanted_bytes")
         for pod in pods[:PUBLISHED_MAX]:
             waited.add_metric((pod.namespace, pod.name), max(0.0, now - pod.since))
-            wanted.add_metric((pod.namespace, pod.name), pod.wanted_mib * 2**20)
+            if pod.wanted_mib is not None:
+                wanted.add_metric((pod.namespace, pod.name), pod.wanted_mib * 2**20)
         yield from (waited, wanted)

@@ -56,7 +56,7 @@ USES: Final[dict[Right, Use]] = {
     ("nodes", "watch"): lambda api, node, _space, _handle: watch(api, node),
     ("nodes", "patch"): lambda api, node, _space, _handle: taint(api, node),
     ("nodes/status", "patch"): lambda api, node, _space, _handle: Nodes(api, RESOURCE).advertise(node, None),
-    ("pods", "list"): lambda api, node, _space, _handle: Nodes(api, RESOURCE).budgets_mib(node),
+    ("pods", "list"): lambda api, node, _space, _handle: Nodes(api, RESOURCE).list_budgets(node),
     ("pods", "get"): lambda api, node, space, handle: actuator(api, node, space).look(handle),
     ("pods/eviction", "create"): lambda api, node, space, handle: actuator(api, node, space).check_stop(handle),
     ("deployments", "list"): lambda api, node, space, _handle: on_demand(api, node, space),

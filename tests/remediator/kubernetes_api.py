@@ -146,7 +146,11 @@ def kubernetes_api(kubeconfig: Path) -> Iterator[Api]:
     thread.join()
 
 
-def pod(mib: int, node: str = "node-1") -> dict[str, Any]:
+def pod(mib: int | str, node: str = "node-1", *, phase: str = "Running") -> dict[str, Any]:
     """A pod with a budget."""
     resources = {"limits": {RESOURCE: str(mib)}, "requests": {RESOURCE: str(mib)}}
-    return {"spec": {"nodeName": node, "containers": [{"name": "main", "resources": resources}]}}
+    return {
+        "metadata": {"namespace": "n", "name": f"p{mib}"},
+        "spec": {"nodeName": node, "containers": [{"name": "main", "resources": resources}]},
+        "status": {"phase": phase},
+    }

@@ -5,7 +5,18 @@ from typing import Any
 
 import pytest
 
-from remediator.seats import POLICIES, GpuSeats, Node, Rules, Seats, plan, policy_problem, problems, rebuild_warning
+from remediator.seats import (
+    POLICIES,
+    GpuSeats,
+    Node,
+    PodBudget,
+    Rules,
+    Seats,
+    plan,
+    policy_problem,
+    problems,
+    rebuild_warning,
+)
 
 pytestmark = [pytest.mark.pure, pytest.mark.behaviour("C1")]
 
@@ -15,7 +26,7 @@ CARD = {"GPU-a": 15360 * MIB}
 
 
 def test_node_advertises_the_memory_of_its_gpu_less_the_reserve() -> None:
-    found = plan(NODE, CARD, declared_mib=0, rules=Rules())
+    found = plan(NODE, CARD, [], rules=Rules())
 
     assert (found.mib, found.reason) == (14000, "")
 
@@ -24,7 +35,7 @@ def test_node_advertises_the_memory_of_its_gpu_less_the_reserve() -> None:
     "label", ["nvidia.com/gpu.present", "feature.node.kubernetes.io/amd-gpu", "intel.feature.node.kubernetes.io/gpu"]
 )
 def test_node_of_each_vendor_is_known_by_its_label(label: str) -> None:
-    found = plan(replace(NODE, labels={label: "true"}), CARD, declared_mib=0, rules=Rules())
+    found = plan(replace(NODE, labels={label: "true"}), CARD, [], rules=Rules())
 
     assert found.mib == 14000
 
@@ -32,8 +43,8 @@ def test_node_of_each_vendor_is_known_by_its_label(label: str) -> None:
 def test_label_and_reserve_are_settings() -> None:
     rules = Rules(node_labels=("gpu=yes",), reserve_mib=360)
 
-    assert plan(replace(NODE, labels={"gpu": "yes"}), CARD, declared_mib=0, rules=rules).mib == 15000
-    assert plan(NODE, CARD, declared_mib=0, rules=rules).mib is None
+    assert plan(replace(NODE, labels={"gpu": "yes"}), CARD, [], rules=rules).mib == 15000
+    assert plan(NODE, CARD, [], rules=rules).mib is None
 
 
 @pytest.mark.parametrize(
@@ -54,7 +65,7 @@ def test_node_is_left_as_it_is(
 ) -> None:
     node = replace(NODE, labels=labels, capacity_mib=capacity_mib)
 
-    found = plan(node, gpus, declared_mib=0, rules=Rules())
+    found = plan(node, gpus, [], rules=Rules())
 
     assert found.mib is None
     assert reason in found.reason
@@ -63,20 +74,56 @@ def test_node_is_left_as_it_is(
 def test_owner_may_advertise_the_sum_of_several_gpus() -> None:
     gpus: dict[str, int | None] = {"GPU-a": 15360 * MIB, "GPU-b": 1000 * MIB, "GPU-c": 8192 * MIB}
 
-    found = plan(NODE, gpus, declared_mib=0, rules=Rules(several_gpus=True))
+    found = plan(NODE, gpus, [], rules=Rules(several_gpus=True))
 
     assert found.mib == 14000 + 0 + 6832  # a GPU below the reserve takes nothing from the others
 
 
+def pod(mib: int, *, runs: bool = True) -> PodBudget:
+    return PodBudget(pod=f"n/{mib}", mib=mib, runs=runs)
+
+
 @pytest.mark.parametrize("capacity_mib", [None, 0, 13300, 14000, 20000])
 @pytest.mark.parametrize(("declared_mib", "advertised_mib"), [(13300, 14000), (14000, 14000), (14500, 14500)])
-def test_node_never_advertises_less_than_its_pods_declare(
+def test_node_never_advertises_less_than_its_running_pods_declare(
     capacity_mib: int | None, declared_mib: int, advertised_mib: int
 ) -> None:
-    found = plan(replace(NODE, capacity_mib=capacity_mib), CARD, declared_mib=declared_mib, rules=Rules())
+    budgets = [pod(13000), pod(declared_mib - 13000)]
+
+    found = plan(replace(NODE, capacity_mib=capacity_mib), CARD, budgets, rules=Rules())
 
     assert found.mib == advertised_mib
     assert ("its pods declare 14500" in found.reason) == (declared_mib > 14000)
+
+
+@pytest.mark.parametrize(
+    ("capacity_mib", "running_mib", "advertised_mib"),
+    [
+        (None, 13300, 14000),
+        (14000, 13300, 14000),
+        (15000, 13300, 15000),
+        (30000, 13300, 21300),
+        (None, 14500, 14500),
+        (14500, 14500, 14500),
+        (30000, 14500, 22500),
+    ],
+)
+def test_pod_that_does_not_run_prevents_a_lower_value_and_raises_none(
+    capacity_mib: int | None, running_mib: int, advertised_mib: int
+) -> None:
+    budgets = [pod(running_mib), pod(8000, runs=False)]
+
+    found = plan(replace(NODE, capacity_mib=capacity_mib), CARD, budgets, rules=Rules())
+
+    assert found.mib == advertised_mib
+    assert ("its GPUs have 14000" in found.reason) == (advertised_mib > 14000)
+
+
+def test_invalid_budget_is_named_and_does_not_count() -> None:
+    found = plan(NODE, CARD, [PodBudget(pod="n/p", invalid="as the test says", runs=True), pod(14500)], rules=Rules())
+
+    assert found.mib == 14500
+    assert found.reason.endswith("its GPUs have 14000; n/p does not count: as the test says")
 
 
 def seats(**changes: Any) -> Seats:
@@ -97,6 +144,7 @@ def test_free_is_what_the_scheduler_can_give() -> None:
         ({"capacity_mib": 0, "advertised_mib": 0, "declared_mib": 0}, ["advertises 0 seats"]),
         ({"is_gpu_node": False, "capacity_mib": None, "advertised_mib": None, "declared_mib": 0}, []),
         ({"advertised_mib": None}, ["a capacity of 14000 MiB and no allocatable"]),
+        ({"invalid": ("n/p on node-1: as the test says",)}, ["pod n/p on node-1: as the test says: correct"]),
         ({"declared_mib": 14500}, ["advertises 14000 MiB and its pods declare 14500"]),
         ({"capacity_mib": None, "advertised_mib": None}, ["no seats", "advertises 0 MiB and its pods declare 13300"]),
         ({"gpus": (GpuSeats(gpu="GPU-a", size_mib=15360, declared_mib=16000),)}, ["pods on GPU-a of node-1 declare"]),

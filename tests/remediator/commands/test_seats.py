@@ -110,6 +110,16 @@ def test_check_finds_what_is_missing(api: Api, command: Cli) -> None:
     ]
 
 
+def test_check_names_a_pod_with_an_invalid_budget(api: Api, command: Cli) -> None:
+    api.pods += [pod("1e12", HOST, phase="Pending"), pod("9" * 20, "dead")]
+
+    code, said, _ = command("seats", "check", "--prometheus", "none")
+
+    assert code == 1
+    assert f"problem: pod n/p1e12 on {HOST}: the limit of {RESOURCE} is '1000000000000'; expected whole MiB" in said
+    assert command("seats", "show")[1].splitlines()[1].split()[:4] == [HOST, "14000", "13300", "700"]
+
+
 def test_server_without_admission_policies_is_a_note(api: Api, command: Cli) -> None:
     api.failures["bindings"] = [Failure(status=404)]
 

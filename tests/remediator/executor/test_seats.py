@@ -204,6 +204,15 @@ def test_pods_that_only_etcd_knows_keep_their_seats(api: Api, keep: Callable[...
     eventually(advertised(api, "13300"))
 
 
+def test_pod_that_does_not_run_raises_no_seats(api: Api, keep: Callable[..., SeatKeeper]) -> None:
+    api.pods = [pod(13300), pod(8000, phase="Pending"), pod("1e12")]
+
+    keep()
+
+    eventually(lambda: RESOURCE in api.capacity)
+    assert api.capacity[RESOURCE] == "14000"
+
+
 @pytest.mark.parametrize("changes", [{"acts": False}, {"node_labels": ("gpu=yes",)}])
 def test_keeper_that_may_not_act_or_has_no_gpu_node_patches_nothing(
     api: Api, keep: Callable[..., SeatKeeper], changes: dict[str, Any]

@@ -1,6 +1,7 @@
 """Metrics of Pending pods: which pods wait for the resource, and what an unknown list publishes."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,13 @@ def test_pods_that_wait_for_the_resource_are_found_longest_first() -> None:
     assert found == [waits("a"), waits("b"), waits("late", since=SINCE + 1)]
 
 
+@pytest.mark.parametrize(("wanted", "mib"), [("1e12", 10**12), ("9" * 20, 10**20 - 1), ("much", None)])
+def test_pod_that_wants_too_much_hides_no_other(wanted: str, mib: int | None) -> None:
+    found = waiting([pod("a", wanted=wanted), pod("b")], RESOURCE)
+
+    assert found == [replace(waits("a"), wanted_mib=mib), waits("b")]
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -86,6 +94,11 @@ def test_failed_list_is_unknown_and_never_zero(tmp_path: Path, monkeypatch: pyte
         assert registry.get_sample_value("gpuwarden_pod_pending_wanted_bytes", named) == 1000 * 2**20
         waited_s = registry.get_sample_value("gpuwarden_pod_pending_seconds", named)
         assert waited_s == pytest.approx(time.time() - SINCE, abs=5)
+
+        api.pods = [pod(wanted="much")]
+        collector.look()
+        assert registry.get_sample_value("gpuwarden_pod_pending_seconds", named) is not None
+        assert registry.get_sample_value("gpuwarden_pod_pending_wanted_bytes", named) is None
 
         api.failures["list"] = [Failure(), Failure(body="", status=403), Failure(status=200, body='{"items": [{}]}')]
         for _ in range(3):
