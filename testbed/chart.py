@@ -120,6 +120,9 @@ def templates(objects: Sequence[Object], space: str = _SPACE) -> str:
                 rule["resourceNames"] = _Block("$names")
         if each["apiVersion"].startswith("monitoring.coreos.com/"):
             each["metadata"]["labels"] = _Block("$.Values.operator.labels", optional=True)
+        if each["kind"] == "ResourceQuota":
+            (scope,) = each["spec"]["scopeSelector"]["matchExpressions"]
+            scope["values"] = ["⟪$.Values.priorityClassName⟫"]
         if "template" in each.get("spec", {}):
             _add_values(each)
     text = "".join(f"---\n{_dump(each)}" for each in objects)
@@ -141,6 +144,8 @@ def _add_values(workload: Object) -> None:
     for key in ("nodeSelector", "tolerations"):
         if key in spec:
             spec[key] = _Block(f"$.Values.{key}")
+    if "priorityClassName" in spec:
+        spec["priorityClassName"] = "⟪$.Values.priorityClassName⟫"
     spec["imagePullSecrets"] = _Block("$.Values.image.pullSecrets", optional=True)
     if "nodeSelector" in spec:
         spec["runtimeClassName"] = _Block("$.Values.runtimeClassName", optional=True)

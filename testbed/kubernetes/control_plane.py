@@ -28,9 +28,23 @@ def etcd(found: Programs, folder: Path) -> list[str]:
 
 
 def api_server(found: Programs, folder: Path, node: Node) -> list[str]:
-    """The API server, with RBAC."""
+    """The API server, with RBAC. As on GKE, critical pods need a quota of their namespace."""
     pki = folder / "pki"
+    critical = ["system-node-critical", "system-cluster-critical"]
+    scope = {"scopeName": "PriorityClass", "operator": "In", "values": critical}
+    quota = {
+        "apiVersion": "apiserver.config.k8s.io/v1",
+        "kind": "ResourceQuotaConfiguration",
+        "limitedResources": [{"resource": "pods", "matchScopes": [scope]}],
+    }
+    admission = {
+        "apiVersion": "apiserver.config.k8s.io/v1",
+        "kind": "AdmissionConfiguration",
+        "plugins": [{"name": "ResourceQuota", "configuration": quota}],
+    }
+    (folder / "admission.json").write_text(json.dumps(admission))
     options = {
+        "admission-control-config-file": folder / "admission.json",
         "etcd-servers": _ETCD,
         "secure-port": PORT,
         "advertise-address": node.address,

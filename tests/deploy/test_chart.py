@@ -125,14 +125,13 @@ def test_values_reach_the_pods() -> None:
         "image.tag=v2",
         "image.pullSecrets[0].name=registry",
         "runtimeClassName=nvidia",
+        "priorityClassName=of-mine",
         "resources.executor.limits.memory=1Gi",
         r"nodeSelector.nvidia\.com/gpu\.present=null",
         "nodeSelector.gpu=amd",
     ]
-    node = by_name(template(*(f"--set={each}" for each in values)))[
-        "apps/v1", "DaemonSet", "gpuwarden", "gpuwarden-node"
-    ]
-    spec = node["spec"]["template"]["spec"]
+    objects = by_name(template(*(f"--set={each}" for each in values)))
+    spec = objects["apps/v1", "DaemonSet", "gpuwarden", "gpuwarden-node"]["spec"]["template"]["spec"]
 
     containers = {each["name"]: each for each in (*spec["initContainers"], *spec["containers"])}
     assert {each["image"] for each in containers.values()} == {"registry.example/gpuwarden:v2"}
@@ -140,6 +139,11 @@ def test_values_reach_the_pods() -> None:
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
     assert spec["runtimeClassName"] == "nvidia"
     assert spec["nodeSelector"] == {"gpu": "amd"}
+    assert spec["priorityClassName"] == "of-mine"
+    (scope,) = objects["v1", "ResourceQuota", "gpuwarden", "gpuwarden-critical"]["spec"]["scopeSelector"][
+        "matchExpressions"
+    ]
+    assert scope["values"] == ["of-mine"]
 
 
 @pytest.mark.helm
@@ -172,6 +176,7 @@ def test_setting_of_the_user_wins_and_restarts_the_pods() -> None:
         ("setings.GPUWARDEN_SEATS=on", "additional properties 'setings' not allowed"),
         ("settings.SEATS=on", "'SEATS' does not match pattern '^GPUWARDEN_"),
         ("settings.GPUWARDEN_EXPORTER_PORT=1", "at '/settings/GPUWARDEN_EXPORTER_PORT': got number, want string"),
+        ("priorityClassName=", "at '/priorityClassName': '' does not match pattern"),
         ("evict.namespaces=team", "at '/evict/namespaces': got string, want array"),
         ("resources.exporters.limits.memory=1Gi", "at '/resources': additional properties 'exporters' not allowed"),
     ],

@@ -1,5 +1,6 @@
 """The manifests of deploy/kubernetes, applied by kubectl to a real cluster and deleted again."""
 
+import os
 from pathlib import Path
 
 import httpx
@@ -8,6 +9,7 @@ from kubernetes.client import CoreV1Api
 
 from gpuwarden.gateway.operations import OPERATIONS
 from gpuwarden.gateway.wire import PREFIX
+from remediator.webhook.readiness import READY_S
 from testbed.kubernetes import pods
 from testbed.kubernetes.cluster import Cluster
 from tests.manifests import (
@@ -79,3 +81,62 @@ def test_only_exporter_and_executor_have_the_account(name: str) -> None:
     assert its_own["mountPath"] == "/var/run/secrets/kubernetes.io/serviceaccount"
     assert spec["automountServiceAccountToken"] is False
     assert mounted == {"exporter", "executor"}
+
+
+@pytest.mark.parametrize("name", ["one-node", "postgres"])
+def test_probes_wait_longer_than_the_page_that_they_read(name: str) -> None:
+    workloads = [
+        each for each in kustomize(MANIFESTS / "overlays" / name) if each["kind"] in ("DaemonSet", "Deployment")
+    ]
+    probes = [
+        probe
+        for each in workloads
+        for container in each["spec"]["template"]["spec"]["containers"]
+        for kind, probe in container.items()
+        if kind.endswith("Probe")
+    ]
+
+    assert len(probes) >= 4
+    assert {probe["timeoutSeconds"] > 2 * READY_S for probe in probes} == {True}
+
+
+def test_key_of_nvidia_can_be_removed(tmp_path: Path) -> None:
+    """As docs/how-to/kubernetes.md says."""
+    (tmp_path / "kustomization.yaml").write_text(
+        f"""resources: [{os.path.relpath(MANIFESTS / "overlays/one-node", tmp_path)}]
+patches:
+  - target: {{kind: DaemonSet}}
+    patch: |
+      apiVersion: apps/v1
+      kind: DaemonSet
+      metadata: {{name: gpuwarden-node}}
+      spec:
+        template: {{spec: {{nodeSelector: {{nvidia.com/gpu.present: null, gpu: amd}}}}}}
+"""
+    )
+
+    (node,) = (each for each in kustomize(tmp_path) if each["kind"] == "DaemonSet")
+
+    assert node["spec"]["template"]["spec"]["nodeSelector"] == {"gpu": "amd"}
+
+
+@pytest.mark.kube
+def test_webhook_gets_alerts_while_another_container_is_not_ready(cluster: Cluster, namespace: str) -> None:
+    core = CoreV1Api(cluster.api())
+    (service,) = (each for each in kustomize(MANIFESTS / "base") if each["kind"] == "Service")
+    service["metadata"]["namespace"] = namespace
+    core.create_namespaced_service(namespace, service)
+    its = pods.pod("node", labels=service["spec"]["selector"])
+    its["spec"]["containers"][0] |= {
+        "ports": [{"name": "webhook", "containerPort": 9836}],
+        "readinessProbe": {"exec": {"command": ["false"]}},
+    }
+    core.create_namespaced_pod(namespace, its)
+
+    def addresses() -> bool:
+        subsets = core.read_namespaced_endpoints("gpuwarden-remediator", namespace).subsets
+        return any(each.addresses for each in subsets or ())
+
+    cluster.wait(addresses, "address of the pod")
+    statuses = core.read_namespaced_pod("node", namespace).status.container_statuses
+    assert not any(each.ready for each in statuses or ())
