@@ -7,11 +7,11 @@ from collections import deque
 from typing import Final
 
 from gpuwarden.gateway.operations import Operation
-from gpuwarden.gateway.upstream import Answer, failed
+from gpuwarden.gateway.upstream import KEEP_ALIVE_S, Answer, failed
 from gpuwarden.gateway.wire import HOST, PREFIX, REQUEST_ID
 
-IDLE_S: Final = 4.0
-"""How long an idle connection is used again, seconds: the gateway closes it after 5."""
+IDLE_S: Final = KEEP_ALIVE_S
+"""How long an idle connection is used again, seconds."""
 
 ANSWER_S: Final = 60.0
 """Longest wait for an answer, seconds. It is longer than a long poll."""

@@ -37,6 +37,9 @@ ANSWER_S: Final = 10.0
 
 CONNECT_S: Final = 5.0
 
+KEEP_ALIVE_S: Final = 60.0
+"""How long an idle connection is kept, seconds: a host sends something every 10 s, and a TLS handshake is dear."""
+
 LOG_S: Final = 10.0
 """Least time between two log lines about the same failure, seconds."""
 
@@ -168,7 +171,7 @@ class CentralUpstream:
         self._client = httpx.AsyncClient(
             verify=context,
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=KEEP_ALIVE_S),
             trust_env=False,
         )
 

@@ -42,6 +42,9 @@ ADDRESS_CONNECTIONS_MAX: Final = 25
 BACKLOG: Final = 2048
 """Connections that the kernel queues. Further callers retry after 1 s."""
 
+KEEP_ALIVE_S: Final = 5
+"""How long an idle connection is kept for the next request, seconds. Over the limits it is closed for a new one."""
+
 GRACEFUL_S: Final = 5
 """Time for open requests after a stop signal, seconds."""
 
@@ -55,6 +58,7 @@ class Server(uvicorn.Server):
         at_start: called once requests are answered.
         at_end: called by the handler of the first stop signal.
         connections_max: most open connections, if not the usual limits.
+        keep_alive_s: how long an idle connection is kept, seconds.
     """
 
     def __init__(
@@ -65,8 +69,9 @@ class Server(uvicorn.Server):
         at_start: Callable[[], None] = lambda: None,
         at_end: Callable[[], None] = lambda: None,
         connections_max: int | None = None,
+        keep_alive_s: int = KEEP_ALIVE_S,
     ) -> None:
-        config = _Config(app, web)
+        config = _Config(app, web, keep_alive_s=keep_alive_s)
         if connections_max is not None:
             config.slots = _Slots(connections_max, connections_max)
         super().__init__(config)
@@ -149,7 +154,7 @@ class SocketServer:
 
 
 class _Config(uvicorn.Config):
-    def __init__(self, app: Any, web: WebConfig) -> None:
+    def __init__(self, app: Any, web: WebConfig, *, keep_alive_s: int = KEEP_ALIVE_S) -> None:
         # Not httptools, uvicorn's default if installed: it reads headers without a limit.
         super().__init__(
             app,
@@ -162,6 +167,7 @@ class _Config(uvicorn.Config):
             proxy_headers=False,
             server_header=False,
             backlog=BACKLOG,
+            timeout_keep_alive=keep_alive_s,
             timeout_graceful_shutdown=GRACEFUL_S,
         )
         self.web = web
@@ -170,7 +176,7 @@ class _Config(uvicorn.Config):
 
 
 class _Slots:
-    """Counts open connections, in total and per address. `waiting` has those without a header, oldest first."""
+    """Counts open connections, in total and per address. `waiting` has those without a request, oldest first."""
 
     def __init__(self, most: int, most_of_address: int) -> None:
         self._most, self._most_of_address = most, most_of_address
@@ -245,11 +251,12 @@ class _Connection(H11Protocol):
             return
         super().data_received(data)
         header_is_whole = self.cycle is not None and not self.cycle.response_complete
-        if self._request_by is not None and header_is_whole:
-            self._request_by.cancel()
-            self._request_by = None
+        if header_is_whole:
             self.config.slots.waiting.pop(self, None)
-        elif self._request_by is None and not header_is_whole:
+            if self._request_by is not None:
+                self._request_by.cancel()
+                self._request_by = None
+        elif self._request_by is None:
             self._expect_header()
 
     def give_way(self) -> None:
@@ -261,6 +268,8 @@ class _Connection(H11Protocol):
     def on_response_complete(self) -> None:
         """Start the time in which the caller must take the answer."""
         super().on_response_complete()
+        if self._socket is not None and self.cycle.response_complete:  # else its next request has begun
+            self.config.slots.waiting[self] = self._peer[0]
         self._expect_answer_taken()
 
     def pause_writing(self) -> None:

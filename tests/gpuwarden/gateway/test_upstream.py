@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.gateway import upstream
+from gpuwarden.gateway import main, upstream
 from gpuwarden.gateway.operations import Inputs
 from gpuwarden.gateway.upstream import Answer, CentralUpstream, DatabaseUpstream, failed
 from gpuwarden.queue import JobStore
@@ -65,6 +65,10 @@ def test_request_after_the_stop_signal_is_repeated_by_its_worker(tmp_path: Path)
         return await central.carry_out(INPUTS, host="box1", request_id="")
 
     assert asyncio.run(ask()).status == 503
+
+
+def test_host_closes_an_idle_connection_before_the_central_gateway() -> None:
+    assert upstream.KEEP_ALIVE_S < main.KEEP_ALIVE_S
 
 
 @pytest.mark.parametrize(("status", "logged"), [(502, "status 502"), (404, "use the same release")])

@@ -242,6 +242,30 @@ def test_callers_without_a_header_give_way_to_new_ones_oldest_first(
         assert not hung_up(slow[1])
 
 
+def test_idle_caller_gives_way_to_a_new_one_and_not_in_its_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "CONNECTIONS_MAX", 1)
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(_: Request) -> Response:
+        began.set()
+        go_on.wait(20)
+        return PlainTextResponse("slow\n")
+
+    with served_app(Starlette(routes=[Route("/slow", slow), Route("/", small)]), PLAIN) as port:
+        caller = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        caller.request("GET", "/")
+        assert caller.getresponse().read() == b"127.0.0.1\n"
+        caller.request("GET", "/slow")
+        assert began.wait(10)
+        assert not answered(port)
+        go_on.set()
+        assert caller.getresponse().read() == b"slow\n"
+
+        assert answered(port)
+        assert hung_up(caller.sock)
+        caller.close()
+
+
 def test_callers_without_a_header_give_way_only_at_their_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "ADDRESS_CONNECTIONS_MAX", 1)
 
