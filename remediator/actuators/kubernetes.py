@@ -115,7 +115,9 @@ class KubernetesActuator:
             if error.status == 429 and (error.cause == "DisruptionBudget" or "disruption budget" in str(error)):
                 raise NotAllowedError(Reason.DISRUPTION_BUDGET, str(error)) from None
             if error.status in (401, 403):
-                raise NotAllowedError(Reason.EVICTION_FORBIDDEN, str(error)) from None
+                needs = "; --evict delete needs the verb delete of pods: see docs/how-to/evict-pods.md"
+                why = f"{error}{needs if self._by == 'delete' else ''}"
+                raise NotAllowedError(Reason.EVICTION_FORBIDDEN, why) from None
             if error.status != 400:  # an admission webhook may not support dry runs
                 raise
 

@@ -186,14 +186,14 @@ def limited(tenants: Tenants, tmp_path: Path) -> Callable[..., Any]:
 @pytest.mark.behaviour("C9")
 def test_account_without_the_right_to_evict_is_a_clear_reason(tenants: Tenants, limited: Callable[..., Any]) -> None:
     tenants.workload("Deployment", "web")
-    state = tenants.running("web")
-    works = tenants.actuator(connection=limited(READS))
+    state, account = tenants.running("web"), limited(READS)
 
-    with pytest.raises(NotAllowedError) as refused:
-        works.check_stop(state.handle)
+    for by, needs in (("evict", 'resource "pods/eviction"'), ("delete", "needs the verb delete of pods")):
+        with pytest.raises(NotAllowedError) as refused:
+            tenants.actuator(connection=account, by=by).check_stop(state.handle)
+        assert refused.value.reason is Reason.EVICTION_FORBIDDEN
+        assert needs in str(refused.value)
 
-    assert refused.value.reason is Reason.EVICTION_FORBIDDEN
-    assert "pods/eviction" in str(refused.value)
     assert len(tenants.named("web")) == 1
 
 
