@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.evidence import FactsError, GpuMemoryFacts, ServerFacts, WorkerFacts, parse, parse_server, render
+from gpuwarden.evidence import (
+    FactsError,
+    GpuMemoryFacts,
+    ServerFacts,
+    WorkerFacts,
+    parse,
+    parse_on_demand,
+    parse_server,
+    render,
+)
+from tests.exporter import builders as build
 
 pytestmark = pytest.mark.pure
 
@@ -65,6 +75,12 @@ def answer(**changed: object) -> str:
 )
 def test_server_facts_round_trip(written: ServerFacts) -> None:
     assert parse_server(render(written)) == written
+
+
+def test_on_demand_facts_round_trip() -> None:
+    written = build.on_demand()
+
+    assert parse_on_demand(render(written)) == written
 
 
 def test_older_answer_without_returning_memory_has_none() -> None:

@@ -99,6 +99,15 @@ def gpu_alert(fingerprint: str = "g1", *, firing: bool = True, **labels: str | N
     return alert(fingerprint, firing=firing, **{**of_gpu, **labels})
 
 
+def demand_alert(fingerprint: str = "d1", *, firing: bool = True, **labels: str | None) -> Alert:
+    """An alert about tenant c1, which has room to start."""
+    of_tenant: dict[str, Any] = {
+        "alertname": "GpuwardenOnDemandUp", "remedy": "scale_tenant", "condition": "demand_up", "tenant": "c1",
+        "worker": None, "container": None, "incarnation": None, "job_id": None, "attempt": None,
+    }  # fmt: skip
+    return alert(fingerprint, firing=firing, **{**of_tenant, **labels})
+
+
 def run_alert(fingerprint: str = "r1", *, firing: bool = True, **labels: str | None) -> Alert:
     """An alert about run r1, whose items fail on worker w1."""
     of_run: dict[str, Any] = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remediator.alert import WATCHDOG, Refusal, admit, is_watchdog, subject
+from remediator.alert import DRILL, WATCHDOG, Refusal, admit, drill_number, is_watchdog, subject
 from remediator.payload import (
     ALERTS_MAX,
     LABELS_MAX,
@@ -27,6 +27,8 @@ from tests.remediator.builders import (
     HOST,
     LABELS,
     alert,
+    demand_alert,
+    gpu_alert,
     host_alert,
     payload,
     run_alert,
@@ -334,11 +336,58 @@ ADMIT_RUN: dict[str, tuple[Any, str | None]] = {
 }
 
 
+ADMIT_GPU: dict[str, tuple[Any, str | None]] = {
+    "complete": (gpu_alert(), None),
+    "no GPU": (gpu_alert(gpu=None), Reason.NO_GPU),
+    "invalid GPU": (gpu_alert(gpu="GPU-0\n"), Reason.NO_GPU),
+    "another host": (gpu_alert(host="box2"), Reason.OTHER_HOST),
+    "condition of another remedy": (gpu_alert(condition="stall"), Reason.UNKNOWN_CONDITION),
+}
+
+
+ADMIT_ON_DEMAND: dict[str, tuple[Any, str | None]] = {
+    "up": (demand_alert(), None),
+    "down": (demand_alert(condition="demand_down"), None),
+    "no tenant": (demand_alert(tenant=None), Reason.NO_TENANT),
+    "invalid tenant": (demand_alert(tenant="c1\n"), Reason.NO_TENANT),
+    "another host": (demand_alert(host="box2"), Reason.OTHER_HOST),
+    "condition of another remedy": (demand_alert(condition="vram"), Reason.UNKNOWN_CONDITION),
+}
+
+
+ADMIT_DRILL: dict[str, tuple[Any, str | None]] = {
+    "complete": (alert(remedy=DRILL, drill="7", worker=None), None),
+    "another host": (alert(remedy=DRILL, drill="7", host="box2"), Reason.OTHER_HOST),
+}
+
+
+@pytest.mark.parametrize(
+    ("labels", "number"),
+    [
+        ({"remedy": DRILL, "drill": "7"}, 7),
+        ({"remedy": DRILL}, None),
+        ({"remedy": DRILL, "drill": "-7"}, None),
+        ({"remedy": DRILL, "drill": "²"}, None),
+        ({"remedy": DRILL, "drill": "9" * 19}, None),
+        ({"remedy": "restart_worker", "drill": "7"}, None),
+    ],
+)
+def test_number_of_a_drill_is_a_small_integer_of_its_own_alert(labels: dict[str, str], number: int | None) -> None:
+    assert drill_number(labels) == number
+
+
 @pytest.mark.parametrize(
     ("found", "reason"),
     [
         pytest.param(*case, id=f"{subject}, {name}")
-        for subject, cases in (("server", ADMIT_SERVER), ("host", ADMIT_HOST), ("run", ADMIT_RUN))
+        for subject, cases in (
+            ("server", ADMIT_SERVER),
+            ("host", ADMIT_HOST),
+            ("run", ADMIT_RUN),
+            ("GPU", ADMIT_GPU),
+            ("on demand", ADMIT_ON_DEMAND),
+            ("drill", ADMIT_DRILL),
+        )
         for name, case in cases.items()
     ],
 )
@@ -367,12 +416,15 @@ def test_shared_ledger_admits_a_lost_host_without_an_executor(found: Any, reason
     assert (refusal.reason if refusal else None) == reason
 
 
-def test_subject_is_the_worker_else_the_container_else_the_host() -> None:
+def test_subject_of_an_alert() -> None:
     assert subject(alert(worker="w1", container="c1").labels) == (Subject.WORKER, "w1")
     assert subject(server_alert(container="c1").labels) == (Subject.SERVER, "c1")
     assert subject(tenant_alert(container="c1").labels) == (Subject.TENANT, "c1")
     assert subject(host_alert().labels) == (Subject.HOST, HOST)
     assert subject(run_alert(run="r1", worker="w1").labels) == (Subject.RUN, "r1")
+    assert subject(gpu_alert().labels) == (Subject.GPU, "GPU-0")
+    assert subject(demand_alert().labels) == (Subject.ON_DEMAND, "c1")
+    assert subject(demand_alert(condition="demand_down").labels) == (Subject.ON_DEMAND, "c1")
     assert subject(alert(run="r1", worker="w1").labels) == (Subject.WORKER, "w1"), (
         "the run label does not count for another remedy"
     )

@@ -165,6 +165,18 @@ def test_unknown_worker_has_no_evidence(snapshot: Snapshot) -> None:
     assert evidence.worker_evidence(build.worker_file().worker, snapshot, now=build.ago(0)) is None
 
 
+def test_tenant_on_demand_has_the_age_of_the_sample() -> None:
+    known = build.on_demand()
+    snapshot = build.snapshot(build.sighting(), on_demand=(known,))
+
+    found = evidence.on_demand_evidence(known.tenant, snapshot, now=build.ago(-1))
+
+    assert found == replace(known, sample_age_s=1.0)
+    assert evidence.on_demand_evidence("another", snapshot, now=build.ago(-1)) is None
+    rebooted = replace(snapshot, taken=build.ago(0, boot_id=OTHER_BOOT))
+    assert evidence.on_demand_evidence(known.tenant, rebooted, now=build.ago(0)) is None
+
+
 def test_server_evidence_has_probe_and_unanswered_time() -> None:
     silent = build.server_evidence(answered=False, probe_failing_s=130.0)
 
