@@ -4,7 +4,8 @@ import asyncio
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
@@ -32,15 +33,16 @@ BODY_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What a caller may do: requests a second on average and at once, and open requests."""
+    """What a caller may do: requests a second on average and at once, open requests, and bytes of their bodies."""
 
     rate: float
     burst: float
     open: int
+    open_bytes: int
 
 
-SLOT_BOUNDS: Final = Bounds(rate=200, burst=1000, open=192)
-HOST_BOUNDS: Final = Bounds(rate=2000, burst=5000, open=1000)
+SLOT_BOUNDS: Final = Bounds(rate=200, burst=1000, open=192, open_bytes=4 * BODY_MAX_BYTES)
+HOST_BOUNDS: Final = Bounds(rate=2000, burst=5000, open=1000, open_bytes=128 * BODY_MAX_BYTES)
 
 ANSWERS_MAX: Final = 256
 """Answers that are kept per caller for repeated requests."""
@@ -84,6 +86,7 @@ class Caller:
     """The only queues that it may use. `None`: all."""
     tokens: float = 0.0
     open: int = 0
+    open_bytes: int = 0
     at_s: float = field(default_factory=time.monotonic)
     answers: "OrderedDict[str, tuple[float, asyncio.Future[Answer]]]" = field(default_factory=OrderedDict)
     logged: LogLimit = field(default_factory=partial(LogLimit, REPORT_S))
@@ -100,6 +103,31 @@ class Caller:
             return False
         self.tokens -= 1
         return True
+
+    @contextmanager
+    def request(self) -> Iterator[Callable[[int], None]]:
+        """Open a request. The function counts bytes of its body, which is kept until the answer.
+
+        Raises:
+            RefusedError: the caller is over its bounds; the function raises it too.
+        """
+        its, taken = self.bounds, 0
+        if not self.may_ask():
+            raise RefusedError(429, "rate", f"more than {its.rate:g} requests a second, or over {its.open} open ones")
+
+        def take(size: int) -> None:
+            nonlocal taken
+            if self.open_bytes + size > its.open_bytes:
+                raise RefusedError(429, "rate", f"over {its.open_bytes} bytes in open requests")
+            self.open_bytes += size
+            taken += size
+
+        self.open += 1
+        try:
+            yield take
+        finally:
+            self.open -= 1
+            self.open_bytes -= taken
 
     async def once(self, key: str, carry_out: Callable[[], Awaitable[Answer]]) -> Answer:
         """Carry a request out once. Its repetition gets the same answer, unless there was none."""
@@ -192,15 +220,12 @@ class _Endpoints:
             caller = None
             try:
                 caller = await self._callers.caller_of(request)
-                operation = self._limited(await _admitted(request, kind, caller), caller)
+                with caller.request() as take:
+                    operation = self._limited(await _admitted(request, kind, caller, take), caller)
+                    asking = self._carry_out(operation, caller, request.headers.get(REQUEST_ID, "")[:ID_MAX])
+                    found = await (_while_connected(request, asking) if operation.waits else asking)
             except RefusedError as error:
                 return self.refuse(error, caller)
-            caller.open += 1
-            try:
-                asking = self._carry_out(operation, caller, request.headers.get(REQUEST_ID, "")[:ID_MAX])
-                found = await (_while_connected(request, asking) if operation.waits else asking)
-            finally:
-                caller.open -= 1
             self._counted.requests.labels(kind.path, found.outcome).inc()
             if isinstance(found.content, dict) and found.content.get("refused") == NOT_HELD:
                 self._counted.refused.labels(caller.name, NOT_HELD).inc()
@@ -249,16 +274,13 @@ class _Endpoints:
             log.warning("request refused", caller=name, reason=str(error))
 
 
-async def _admitted(request: Request, kind: type[Operation], caller: Caller) -> Operation:
+async def _admitted(request: Request, kind: type[Operation], caller: Caller, take: Callable[[int], None]) -> Operation:
     """The request, if its caller may make it.
 
     Raises:
         RefusedError: it may not, or the request is invalid.
     """
-    if not caller.may_ask():
-        its = caller.bounds
-        raise RefusedError(429, "rate", f"more than {its.rate:g} requests a second, or over {its.open} open ones")
-    operation = parsed(kind, await read_body(request))
+    operation = parsed(kind, await read_body(request, take=take))
     if not caller.may_be(operation.worker):
         raise RefusedError(
             403,
@@ -317,8 +339,10 @@ def parsed(kind: type[T], body: bytes) -> T:
         raise RefusedError(422, "invalid", "body: nested too deeply") from None
 
 
-async def read_body(request: Request, max_bytes: int = BODY_MAX_BYTES) -> bytes:
-    """The body.
+async def read_body(
+    request: Request, max_bytes: int = BODY_MAX_BYTES, take: Callable[[int], None] = lambda _: None
+) -> bytes:
+    """The body. `take` counts its bytes.
 
     Raises:
         RefusedError: it is too large, slow or not whole.
@@ -330,6 +354,7 @@ async def read_body(request: Request, max_bytes: int = BODY_MAX_BYTES) -> bytes:
                 body += part
                 if len(body) > max_bytes:
                     raise RefusedError(413, "size", f"a body has over {max_bytes} bytes")
+                take(len(part))
     except TimeoutError:
         raise RefusedError(408, "slow", f"a body was not sent within {BODY_TIMEOUT_S:g} s") from None
     except ClientDisconnect:

@@ -79,7 +79,7 @@ OUTCOMES: Final[Mapping[str, str]] = {
 """Outcomes of requests."""
 
 REASONS: Final[Mapping[str, str]] = {
-    "rate": "too many requests a second, or at once",
+    "rate": "too many requests a second, or at once, or too many bytes at once",
     "size": "too large",
     "slow": "not sent within 10 s",
     "cut": "ended early",

@@ -31,7 +31,7 @@ VERSION: Final = "v1"
 FRESH_S: Final = 75.0
 """An older report is not published, seconds. Rules allow 75 s between two scrapes."""
 
-BOUNDS: Final = Bounds(rate=1, burst=20, open=3)
+BOUNDS: Final = Bounds(rate=1, burst=20, open=3, open_bytes=3 * report_page.PAGE_MAX_BYTES)
 """What one host may send."""
 
 OPEN_MAX: Final = 64

@@ -33,6 +33,9 @@ log: Final = structlog.get_logger("gpuwarden")
 REQUEST_TIMEOUT_S: Final = 10
 """Time for the handshake and header, and for the answer, seconds."""
 
+EARLY_MAX_BYTES: Final = 16 * 1024
+"""Most bytes that a connection sends before it has its answer."""
+
 CONNECTIONS_MAX: Final = 100
 """Most open connections."""
 
@@ -250,6 +253,8 @@ class _Connection(H11Protocol):
             self._early += data
             return
         super().data_received(data)
+        if self._socket is not None and len(self.conn.trailing_data[0]) > EARLY_MAX_BYTES:
+            self._socket.abort()
         header_is_whole = self.cycle is not None and not self.cycle.response_complete
         if header_is_whole:
             self.config.slots.waiting.pop(self, None)

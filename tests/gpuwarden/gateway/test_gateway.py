@@ -10,7 +10,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +282,27 @@ def test_half_a_request_is_refused_and_the_next_one_answered(rooms: Path) -> Non
         half.close()
 
     assert post(rooms, "w1", PREFIX + "quarantine", {"worker": "w1"}) == (200, {"result": None})
+
+
+@pytest.mark.usefixtures("door")
+def test_unfinished_bodies_of_a_slot_are_bounded_in_number_and_bytes(rooms: Path) -> None:
+    """And so is what they take of the gateway's memory. Other slots are answered."""
+    large, head = b" " * 100_000 + b"{", b"POST /v1/claim HTTP/1.1\r\nHost: x\r\nContent-Length: 110000\r\n\r\n"
+
+    def status(folder: str) -> int:
+        with suppress(BlockingIOError):  # the kernel's queue of connections is full
+            return post(rooms, folder, PREFIX + "quarantine", large)[0]
+        return 0
+
+    for count, sent in (SLOT_BOUNDS.open, 1), (SLOT_BOUNDS.open_bytes // 100_000, 100_000):
+        with ExitStack() as stack:
+            for _ in range(count):
+                half = stack.enter_context(socket.socket(socket.AF_UNIX))
+                half.connect(str(rooms / "w1" / SOCKET_NAME))
+                half.sendall(head + b" " * sent)
+            eventually(lambda: status("w1") == 429, "the slot's share is taken", within_s=5)
+            assert status("w2") == 422
+        eventually(lambda: status("w1") == 422, "its share is free again")
 
 
 @pytest.mark.usefixtures("door")

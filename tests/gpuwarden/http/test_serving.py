@@ -43,6 +43,12 @@ async def broken(_: Request) -> Response:
     raise RuntimeError("it is broken")
 
 
+async def waiting(request: Request) -> Response:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    return PlainTextResponse("")
+
+
 async def body(request: Request) -> Response:
     return PlainTextResponse(await request.body())
 
@@ -52,6 +58,7 @@ APP = Starlette(
         Route("/", small, methods=["GET", "POST"]),
         Route("/body", body, methods=["POST"]),
         Route("/large", large),
+        Route("/waiting", waiting),
         Route("/broken", broken),
     ]
 )
@@ -146,6 +153,15 @@ def test_rest_of_an_unread_body_times_out(monkeypatch: pytest.MonkeyPatch) -> No
     with served_app(APP, PLAIN) as port, socket.create_connection(("127.0.0.1", port)) as slow:
         slow.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
         eventually(lambda: hung_up(slow, b"x"), "it is closed")
+
+
+def test_caller_that_sends_much_before_its_answer_is_closed() -> None:
+    """The server would keep it until the answer."""
+    with served_app(APP, PLAIN) as port, socket.create_connection(("127.0.0.1", port)) as caller:
+        caller.sendall(b"GET /waiting HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 100)
+        assert not hung_up(caller)
+        caller.sendall(b"x" * 50_000)
+        eventually(lambda: hung_up(caller), "it is closed")
 
 
 def test_handshake_counts_towards_the_header_timeout(monkeypatch: pytest.MonkeyPatch, encrypted: WebConfig) -> None:
