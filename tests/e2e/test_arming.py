@@ -1,19 +1,26 @@
-"""Orders of an operator, through the whole pipeline: arm without a restart, pause, and reset the circuit breaker."""
+"""Orders of an operator, through the whole pipeline: arm without a restart, pause, and reset the circuit breaker.
+
+The mail server accepts connections and does not answer until the first repair has begun.
+"""
 
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from gpuwarden.job import JobId, State
+from remediator.commands.notify import FILE_ENV
 from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
 from testbed.stage import Stage, stage, with_action
+from tests.mailbox import Mailbox, listening, new_mailbox
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
@@ -31,35 +38,55 @@ SCRIPT = Script(picture="arming", load_s=0.5, load_mib=4, steps=4, step_s=0.2, w
 
 
 @pytest.fixture(scope="module")
-def scene(work: Path, engine: Engine) -> Iterator[Stage]:
-    """Each worker has a separate queue, so that it gets the job that is meant for it."""
-    with stage(
-        work,
-        engine,
-        [Slot(worker=worker, gpus=(f"GPU-sim-{worker}",)) for worker in WORKERS],
-        armed=False,
-        stop_grace_s=1.0,
-        breaker_targets=BREAKER_TARGETS,
-        queues={worker: worker for worker in WORKERS},
-    ) as scene:
-        scene.start_workers()
-        yield scene
+def box() -> Mailbox:
+    """The mail of the administrator."""
+    return new_mailbox()
 
 
 @pytest.fixture(scope="module")
-def job_fixed_after_arming(scene: Stage) -> JobId:
-    """The first stall: recorded by a dry run, then fixed once armed."""
+def scene(work: Path, engine: Engine, box: Mailbox) -> Iterator[Stage]:
+    """Each worker has a separate queue, so that it gets the job that is meant for it."""
+    addresses = work / "notify.toml"
+    addresses.write_text(f'mail_server = "{box.url}"\nadministrators = ["ops@example.com"]\n')
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(FILE_ENV, str(addresses))
+        with stage(
+            work,
+            engine,
+            [Slot(worker=worker, gpus=(f"GPU-sim-{worker}",)) for worker in WORKERS],
+            armed=False,
+            stop_grace_s=1.0,
+            breaker_targets=BREAKER_TARGETS,
+            queues={worker: worker for worker in WORKERS},
+        ) as scene:
+            scene.start_workers()
+            yield scene
+
+
+@pytest.fixture(scope="module")
+def job_fixed_after_arming(scene: Stage, box: Mailbox) -> Iterator[JobId]:
+    """The first stall: recorded by a dry run, then fixed once armed, also while a mail is on its way."""
     job_id = submit_stalling_job(scene, FIRST)
     until(scene, lambda: "would act" in acts(scene, FIRST), "a dry run has recorded the restart")
     assert scene.store.job(job_id).state is State.RUNNING
 
-    shown = gpuwarden(scene, "arm", "--yes", "--reason", "the end-to-end test agrees")
+    with closing(socket.create_server(("127.0.0.1", box.port))) as silent:
+        silent.settimeout(60)
+        scene.ledger.notices.notify_administrators(key="k", kind="chain", title="t", text="t", now=scene.ledger.now())
+        mail, _ = silent.accept()
+        with mail:
+            shown = gpuwarden(scene, "arm", "--yes", "--reason", "the end-to-end test agrees")
+            until(scene, lambda: "did stop" in acts(scene, FIRST), "the armed executor acts")
+            with pytest.raises(BlockingIOError):  # open: the server still has not answered
+                mail.recv(1, socket.MSG_DONTWAIT)
 
     assert "would fence job" in shown, "the command lists the episodes"
-    until(scene, lambda: scene.store.job(job_id).state is State.COMPLETED, "the armed executor fixes it")
-    return job_id
+    with listening(box):
+        until(scene, lambda: scene.store.job(job_id).state is State.COMPLETED, "the armed executor fixes it")
+        yield job_id
 
 
+@pytest.mark.behaviour("B8")
 @pytest.mark.behaviour("C5")
 def test_arm_acts_on_a_recorded_stall_without_a_restart(scene: Stage, job_fixed_after_arming: JobId) -> None:
     assert scene.store.job(job_fixed_after_arming).attempt == 2

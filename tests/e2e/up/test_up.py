@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]
 
 
 def test_up_answers_everywhere_stops_cleanly_and_keeps_its_data(tmp_path: Path) -> None:
+    """Of a person who configures nothing: init, up, status, doctor, drill."""
+    run_gpuwarden("init", str(tmp_path / "files"))
     ports = free_ports()
     with up(tmp_path, ports, "--host", "box1") as run:
         run.ready()
@@ -36,6 +38,9 @@ def test_up_answers_everywhere_stops_cleanly_and_keeps_its_data(tmp_path: Path) 
         eventually(lambda: command_of("status").returncode == 0, "status finds all parts", within_s=30, log=run.output)
         said = command_of("status").stdout
         assert all(f"http://127.0.0.1:{port}" in said for port in ports.values())
+        for words in (["doctor"], ["drill"], ["init", str(tmp_path / "files")]):
+            done = command_of(*words)
+            assert done.returncode == 0, done.stdout + done.stderr
         armed = re.findall(r"^gpuwarden_remediator_armed.* (\S+)$", run.get("remediator", "/metrics"), re.MULTILINE)
         assert set(armed) == {"0.0"}
         beat = r"^gpuwarden_remediator_watchdog_timestamp_seconds \d"
