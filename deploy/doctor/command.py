@@ -6,7 +6,6 @@ Exit codes: 0 every link works, perhaps with warnings; 1 a link is broken or unk
 import argparse
 import shutil
 import sys
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from deploy.doctor.finding import Finding, Verdict
 from deploy.doctor.links import diagnose
 from deploy.doctor.read import read
 from deploy.doctor.sources.addresses import ENV_FILE, environment_of_process, find
+from gpuwarden.cli.columns import wrapped
 from gpuwarden.format import Parser, count_of, printable, show, show_json
 from remediator.commands.addresses import ADDRESSES
 
@@ -41,9 +41,9 @@ def command(argv: list[str]) -> int:
 def page(found: Mapping[str, Finding], *, width: int | None) -> Iterator[str]:
     """Format the findings as lines, wrapped at `width` columns if given."""
     for link, finding in found.items():
-        yield from _wrapped(f"{finding.verdict:10}{link:14}", printable(finding.says), width)
+        yield from wrapped(f"{finding.verdict:10}{link:14}{printable(finding.says)}", width, _INDENT)
         if finding.fix:
-            yield from _wrapped(" " * _INDENT, f"fix: {printable(finding.fix)}", width)
+            yield from wrapped(f"{' ' * _INDENT}fix: {printable(finding.fix)}", width, _INDENT)
     counts = Counter(each.verdict for each in found.values())
     yield ""
     if counts[Verdict.OK] == len(found):
@@ -55,13 +55,6 @@ def page(found: Mapping[str, Finding], *, width: int | None) -> Iterator[str]:
         if counts[each]
     ]
     yield ", ".join(said)
-
-
-def _wrapped(begin: str, text: str, width: int | None) -> list[str]:
-    if width is None or width <= 2 * _INDENT:
-        return [f"{begin}{text}"]
-    lines = textwrap.wrap(text, width - _INDENT, break_long_words=False, break_on_hyphens=False)
-    return [f"{begin if number == 0 else ' ' * _INDENT}{line}" for number, line in enumerate(lines)]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,5 +1,7 @@
 """Tables that fit a terminal: less important columns are left out, long cells and long lists are cut. Pure."""
 
+import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self
@@ -11,6 +13,8 @@ GAP: Final = 2
 
 CELL_MIN: Final = 8
 """A longer cell may be cut to this many characters."""
+
+_COMMAND: Final = re.compile(r"`[^`]*`")
 
 
 class Line(str):
@@ -86,6 +90,18 @@ def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]
 def cut(text: str, width: int | None) -> str:
     """The text, or its beginning and an ellipsis."""
     return text if width is None or len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def wrapped(text: str, width: int | None, indent: int) -> list[str]:
+    """The text in lines of at most `width` characters, which begin after the first at `indent`.
+
+    A command between backquotes stays in one line, so that it can be copied.
+    """
+    if width is None or len(text) <= width or width <= 2 * indent:
+        return [text]
+    whole = _COMMAND.sub(lambda found: found[0].replace(" ", "\xa0"), text)
+    lines = textwrap.wrap(whole, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 def shortened(blocks: Sequence[Sequence[Line]], room: int | None) -> list[Line]:

@@ -6,6 +6,7 @@ Exit codes: 0 nothing needs an operator; 1 something does; 2 usage error.
 import argparse
 import re
 import shutil
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
+from gpuwarden.cli.columns import wrapped
 from gpuwarden.cli.watch import watch
 from gpuwarden.db.errors import DatabaseError
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import Parser, count_of, format_duration, format_time, json_line, show
+from gpuwarden.format import Parser, count_of, format_duration, format_time, json_line, printable, show
 from gpuwarden.notify.address import shown
 from gpuwarden.queue import JobStore, Quarantine, WorkerRow
 from remediator.alert import DRILL
@@ -187,8 +189,18 @@ def command(argv: list[str]) -> int:
             in_place=not wanted.json,
         )
     report = look(wanted, now=time.time())
-    show(*_lines(report, wanted))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() and not wanted.json else None
+    for line in map(printable, _lines(report, wanted)):
+        show(*wrapped(line, width, _indent(line)))
     return 1 if report.needs() else 0
+
+
+def _indent(line: str) -> int:
+    """Where a line that is too long goes on: below its last column, or deeper than the line of a list."""
+    if line.startswith(" "):
+        return 4
+    columns = re.match(r"(\S+( \S+)* {2,}){0,2}", line)
+    return columns.end() if columns else 0
 
 
 def _lines(report: Report, wanted: argparse.Namespace) -> Iterator[str]:

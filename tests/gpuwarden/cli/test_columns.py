@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuwarden.cli.columns import Column, Line, Row, cut, shares, shortened, table
+from gpuwarden.cli.columns import Column, Line, Row, cut, shares, shortened, table, wrapped
 
 COLUMNS = (Column("HOST"), Column("UUID", 2), Column("AGE", right=True), Column("NOTE", 1))
 ROW = Row(cells=("box1", "GPU-1234567890", "7s", "a note"), below=[Line("    tenant-with-a-long-name: 7 GiB")])
@@ -20,6 +20,20 @@ ROW = Row(cells=("box1", "GPU-1234567890", "7s", "a note"), below=[Line("    ten
 )
 def test_less_important_columns_are_left_out_first(width: int | None, line: str) -> None:
     assert [block[0] for block in table(COLUMNS, [ROW], width)][1] == line
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (None, ["fix: run `gpuwarden gpu release A`, then go-on"]),
+        (46, ["fix: run `gpuwarden gpu release A`, then go-on"]),
+        (40, ["fix: run `gpuwarden gpu release A`, then", "    go-on"]),
+        (20, ["fix: run", "    `gpuwarden gpu release A`,", "    then go-on"]),
+        (8, ["fix: run `gpuwarden gpu release A`, then go-on"]),
+    ],
+)
+def test_long_line_is_broken_between_words_and_not_in_a_command(width: int | None, lines: list[str]) -> None:
+    assert wrapped("fix: run `gpuwarden gpu release A`, then go-on", width, 4) == lines
 
 
 def test_longest_cells_are_cut_once_no_column_can_be_left_out() -> None:

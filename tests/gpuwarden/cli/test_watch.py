@@ -12,7 +12,8 @@ import pytest
 
 from gpuwarden.queue import JobStore, Submission
 from remediator.ledger.ledger import Ledger
-from tests.terminal import terminal
+from remediator.remedies.guards import Act, Order
+from tests.terminal import at_terminal, terminal
 from tests.waiting import eventually
 
 WATCH = ("job", "list", "--watch", "--queue-db")
@@ -100,6 +101,29 @@ def test_status_is_redrawn_in_place(tmp_path: Path) -> None:
             eventually(lambda: process.poll() is not None, "it ends")
 
             assert (process.returncode, said().count(ALTERNATE), said().count(NORMAL)) == (130, 1, 1)
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_status_fits_the_terminal(tmp_path: Path, columns: int) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    parts = [f"--{name}=none" for name in ("remediator", "exporter", "prometheus", "alertmanager", "queue-db")]
+    reason = "4 workers need a restart, which is more than the limit of 3 in an hour on a ledger: " + "x" * 40
+    with closing(Ledger.open(url, host="box1")) as ledger:
+        ledger.orders.give(Order(act=Act.BREAKER, at=time.time(), who="gpuwarden", reason=reason))
+    program = [sys.executable, "-m", "gpuwarden", "status", "--ledger", url, *parts]
+    with at_terminal(program, columns=columns) as found:
+        eventually(lambda: found.process.poll() is not None, "it ends")
+        lines = found.said().splitlines()
+
+    assert max(map(len, lines)) <= columns
+    assert "ledger        ok        readable and writable" in lines
+    begin = next(at for at, line in enumerate(lines) if line.startswith("  - circuit breaker open"))
+    need = lines[begin : next(at for at, line in enumerate(lines) if "breaker reset`" in line) + 1]
+    assert all(line.startswith("    ") for line in need[1:])
+    assert " ".join(line.strip() for line in need).endswith(
+        f"{reason}; find the cause, then run `gpuwarden breaker reset`"
+    )
+    assert len(need) == {80: 4, 200: 2}[columns]
 
 
 def test_queue_that_does_not_exist_ends_the_watch_at_once(tmp_path: Path) -> None:
