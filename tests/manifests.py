@@ -22,6 +22,8 @@ MANIFESTS: Final = Path(deploy.__file__).parent / "kubernetes"
 KUBECTL: Final = Path(sys.executable).with_name("kubectl")
 SPACE: Final = "gpuwarden"
 GPU_LABEL: Final = "nvidia.com/gpu.present"
+STATE: Final = "/run/gpuwarden"
+DATA: Final = "/var/lib/gpuwarden"
 KINDS: Final = "namespaces,clusterroles,clusterrolebindings"
 """The kinds of the manifests that are in no namespace."""
 
@@ -80,6 +82,34 @@ def patch(workload: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     for of in its["containers"]:
         of["volumeMounts"].append({"name": "gpus", "mountPath": "/gpus"})
     return {**kind, "spec": {"template": template}}
+
+
+def gateway(folders: Mapping[str, Path]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The ConfigMap of `one-node`, and a pod of its host gateway alone, with other folders of the node."""
+    objects = kustomize(MANIFESTS / "overlays/one-node")
+    (settings,), (node,) = ([each for each in objects if each["kind"] == kind] for kind in ("ConfigMap", "DaemonSet"))
+    del settings["metadata"]["namespace"]
+    spec = node["spec"]["template"]["spec"]
+    (container,) = (each for each in spec["containers"] if each["name"] == "gateway")
+    container |= {"image": BASE, "command": [pods.python(), "-m", "gpuwarden"]}
+    names = {each["name"] for each in container["volumeMounts"]}
+    its = {
+        **{name: spec[name] for name in ("automountServiceAccountToken", "hostPID", "securityContext")},
+        "containers": [container],
+        "volumes": [each for each in spec["volumes"] if each["name"] in names],
+        "terminationGracePeriodSeconds": 0,
+    }
+    move_volumes(its, folders)
+    return settings, pods.with_project({"metadata": {"name": "gateway"}, "spec": its})
+
+
+def move_volumes(spec: Mapping[str, Any], folders: Mapping[str, Path]) -> None:
+    """Replace folders of the node in a pod's volumes."""
+    for each in spec["volumes"]:
+        for folder, other in folders.items():
+            if "hostPath" in each and Path(each["hostPath"]["path"]).is_relative_to(folder):
+                each["hostPath"]["path"] = str(other / Path(each["hostPath"]["path"]).relative_to(folder))
+                break
 
 
 def write_gpus(folder: Path, held_mib: Sequence[Mapping[int, int]]) -> None:

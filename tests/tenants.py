@@ -69,19 +69,24 @@ class Tenants:
         found = self.core.list_namespaced_pod(self.namespace).items
         return [each for each in found if each.metadata.name.startswith(name) and not each.metadata.deletion_timestamp]
 
-    def running(self, name: str) -> ContainerState:
-        """Wait until a pod runs, and read it."""
+    def running(self, name: str, container: str = "main") -> ContainerState:
+        """Wait until a pod runs, and read its container."""
         works, found = self.actuator(), []
 
         def runs() -> bool:
             for each in self.named(name):
-                handle = Handle.of(f"{self.namespace}/{each.metadata.name}/main", f"{each.metadata.uid}@")
+                handle = Handle.of(f"{self.namespace}/{each.metadata.name}/{container}", f"{each.metadata.uid}@")
                 if each.status.phase == "Running" and (state := works.look(str(handle))) is not None:
                     found.append(state)
             return bool(found)
 
-        eventually(patient(runs), f"{name} runs", within_s=60)
+        eventually(patient(runs), f"{name} runs", within_s=60, log=self._events)
         return found[-1]
+
+    def _events(self) -> str:
+        """Why the pods do not run."""
+        found = self.core.list_namespaced_event(self.namespace).items
+        return "\n".join(f"{each.involved_object.name}: {each.message}" for each in found)
 
     def limited(self, folder: Path, *rules: dict[str, list[str]], token: str = "") -> Any:
         """A client of a service account that has only these rights in the namespace, or another token."""

@@ -262,7 +262,7 @@ async def _keep(sockets: Sockets, app: ASGIApp, host: str, limits: "list[_Limit]
             servers[folder] = created(folder)
             log.info("socket opened", folder=folder)
         elif replaced.is_due():
-            log.warning("a socket was removed or replaced, and is made again", folder=folder)
+            log.warning("a socket was removed or replaced, or its folder has another owner: made again", folder=folder)
         start = asyncio.create_task(servers[folder].start(listener))
         starting.add(start)
         start.add_done_callback(starting.discard)

@@ -32,9 +32,10 @@ log: Final = structlog.get_logger("gateway")
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """A listening socket in a folder, and the inodes of both."""
+    """A listening socket in a folder, the inodes of both, and the user id of their owner."""
 
     listener: socket.socket
+    owner: int
     folder: tuple[int, int]
     inode: tuple[int, int]
 
@@ -105,7 +106,8 @@ class Sockets:
             its = os.fstat(folder)
             held = self.bound.get(name)
             if held is not None:
-                if held.folder == _inode(its) and held.inode == _socket_in(folder):
+                now = its.st_uid, _inode(its), _socket_in(folder)
+                if now == (held.owner, held.folder, held.inode):
                     return
                 self._drop(name, closed)
             self.bound[name] = _bind(folder, its)
@@ -151,7 +153,7 @@ def _bind(folder: int, its: os.stat_result) -> Bound:
         listener.close()
         raise
     listener.setblocking(False)
-    return Bound(listener=listener, folder=_inode(its), inode=_inode(found))
+    return Bound(listener=listener, owner=its.st_uid, folder=_inode(its), inode=_inode(found))
 
 
 def _socket_in(folder: int) -> tuple[int, int] | None:

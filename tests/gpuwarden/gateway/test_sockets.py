@@ -51,6 +51,18 @@ def test_only_the_folders_owner_may_use_a_socket(seen: _Seen, host_dir: Path) ->
     assert (its.st_uid, stat.S_IMODE(its.st_mode)) == (folder.st_uid, 0o600)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_socket_follows_the_owner_of_its_folder(seen: _Seen, host_dir: Path) -> None:
+    """The kubelet creates a folder as root, and the worker's pod then gives it to the worker."""
+    (host_dir / "w1").mkdir()
+    seen.look()
+    os.chown(host_dir / "w1", 12345, 12345)
+
+    assert seen.look() == ["-w1", "+w1"]
+    assert (host_dir / "w1" / SOCKET_NAME).lstat().st_uid == 12345
+    assert seen.look() == []
+
+
 def test_what_is_no_folder_gets_no_socket(seen: _Seen, host_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (host_dir / "link").symlink_to(tmp_path / "elsewhere")
