@@ -44,6 +44,7 @@ from remediator.settings.policy_file import PolicyFile
 
 if TYPE_CHECKING:
     from remediator.clients.nodes import Nodes
+    from remediator.executor.seats import SeatKeeper
 
 log: Final = structlog.get_logger("executor")
 
@@ -76,6 +77,9 @@ class Clients:
 
     node: "tuple[Nodes, str] | None" = None
     """The Kubernetes API and this host's node; `None` outside of Kubernetes."""
+
+    seats: "SeatKeeper | None" = None
+    """Keeps the seats of that node."""
 
     policy: PolicyFile | None = None
     """`None`: the settings apply to every remedy."""
@@ -137,6 +141,7 @@ class Executor:
             keep_s=settings.keep_s,
             runtime_dir=settings.runtime_dir,
             seats_on=settings.seats_on,
+            seats=clients.seats,
             is_closing=self._closing.is_set,
         )
         self.processor = self._processor(clients)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -20,6 +20,9 @@ from remediator.ledger.ledger import Ledger
 from remediator.plan import Episode, Stage
 from remediator.remedies import REMEDIES
 from remediator.remedies.guards import Orders
+
+if TYPE_CHECKING:
+    from remediator.executor.seats import SeatKeeper
 
 log: Final = structlog.get_logger("executor")
 
@@ -96,10 +99,11 @@ class Housekeeping:
         keep_s: float,
         runtime_dir: Path | None,
         seats_on: bool,
+        seats: "SeatKeeper | None",
         is_closing: Callable[[], bool],
     ) -> None:
         self._ledger = ledger
-        self._host = host
+        self._seats = seats
         self.known = known
         self._queue = queue
         self._clock = suspend_aware
@@ -122,7 +126,12 @@ class Housekeeping:
         orders = self._ledger.orders.current()
         armed = self._arming.observe(orders, now_s=self._clock.now_s())
         self._write_beat(
-            pid=os.getpid(), armed=armed, errors=self.errors, workers=self._workers, now=self._ledger.now()
+            pid=os.getpid(),
+            armed=armed,
+            errors=self.errors,
+            workers=self._workers,
+            seats_failures=0 if self._seats is None else self._seats.failures,
+            now=self._ledger.now(),
         )
 
     def sweep_in_background(self, sweeping: ThreadPoolExecutor) -> None:

@@ -87,6 +87,7 @@ def execute(settings: ExecuteSettings) -> None:
             capture_runner=_capture_runner(settings, curves),
             silences=silences,
             node=_node(settings),
+            seats=_seat_keeper(settings, exporter, lock),
             policy=None if settings.policy is None else PolicyFile(settings.policy),
         )
         executor = Executor(ledger, host=host, clients=clients, settings=_loop_settings(settings), lock=lock)
@@ -98,9 +99,8 @@ def execute(settings: ExecuteSettings) -> None:
             )
         log.info("executor ready", host=host, actuators=sorted(actuators), version=__version__)
         parts.callback(files.remove_executor, settings.runtime_dir)
-        if settings.node_name and settings.seats != "off":
-            keeper = parts.enter_context(closing(_seat_keeper(settings, exporter, lock)))
-            keeper.start()
+        if clients.seats is not None:
+            parts.enter_context(closing(clients.seats)).start()
         if settings.task_dir:
             parts.enter_context(closing(_task_orders(settings, queue, host))).start()
         executor.run()
@@ -130,7 +130,9 @@ def _engines(settings: ExecuteSettings) -> dict[str, str]:
     return {kind: base_url for kind, base_url in named.items() if base_url != "none"}
 
 
-def _seat_keeper(settings: ExecuteSettings, exporter: ExporterClient, lock: ExecutorLock) -> "SeatKeeper":
+def _seat_keeper(settings: ExecuteSettings, exporter: ExporterClient, lock: ExecutorLock) -> "SeatKeeper | None":
+    if not settings.node_name or settings.seats == "off":
+        return None
     acts, api = settings.seats_on, kube_api.connect()
     from remediator.clients.nodes import Nodes  # noqa: PLC0415 - slow to import
     from remediator.executor.seats import SeatKeeper  # noqa: PLC0415

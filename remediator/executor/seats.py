@@ -40,7 +40,10 @@ class SeatKeeper:
         self._may_act = may_act
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="seats", daemon=True)
-        self._failures = 0
+        self._failures_in_a_row = 0
+        self.failures = 0
+        """Failures since the start."""
+
         self._logged: tuple[str, Mapping[str, object]] = "", {}
 
     def start(self) -> None:
@@ -58,11 +61,11 @@ class SeatKeeper:
             try:
                 self.check_and_watch()
             except KubeError as error:
-                self._failures += 1
+                self._count_failure()
                 wait_s = min(max(self._backoff_s(), error.retry_after_s or 0.0), WAIT_MAX_S)
                 self._log_once("seats not checked", reason=str(error))
             except Exception:  # the thread survives a defect
-                self._failures += 1
+                self._count_failure()
                 wait_s = self._backoff_s()
                 log.exception("unexpected error")
             self._closing.wait(wait_s)
@@ -84,8 +87,11 @@ class SeatKeeper:
             node = self._apply(node, found)
         if found.mib is None:
             self._log_once("seats not set", advertised_mib=node.capacity_mib, reason=found.reason)
-        self._failures = 0 if found.mib is not None else self._failures + 1
-        self._nodes.wait_for_change(node, wait_s=round(self._backoff_s() if self._failures else CHECK_S))
+            self._count_failure()
+            wait_s = self._backoff_s()
+        else:
+            self._failures_in_a_row, wait_s = 0, CHECK_S
+        self._nodes.wait_for_change(node, wait_s=round(wait_s))
 
     def _find(self, node: Node) -> Plan:
         """What the node should advertise."""
@@ -117,8 +123,12 @@ class SeatKeeper:
         self._log_once("seats advertised", mib=found.mib, **because)
         return node
 
+    def _count_failure(self) -> None:
+        self.failures += 1
+        self._failures_in_a_row += 1
+
     def _backoff_s(self) -> float:
-        return min(CHECK_S, RETRY_S * 2.0 ** min(self._failures - 1, 10))
+        return min(CHECK_S, RETRY_S * 2.0 ** min(self._failures_in_a_row - 1, 10))
 
     def _log_once(self, event: str, **fields: object) -> None:
         """Log what differs from the last line."""

@@ -38,6 +38,7 @@ class ExecutorHeartbeat:
     errors: int
     workers: int | None
     seats_on: bool
+    seats_failures: int
 
 
 class Executors(LedgerPart):
@@ -54,6 +55,7 @@ class Executors(LedgerPart):
         now: float,
         workers: int | None = None,
         seats_on: bool = False,
+        seats_failures: int = 0,
     ) -> None:
         """Write the heartbeat of an executor, with the number of containers it watches.
 
@@ -62,7 +64,7 @@ class Executors(LedgerPart):
             DatabaseError: it could not be written.
         """
         row: dict[str, float | None] = {"pid": pid, "armed": armed, "started_at": started_at, "heartbeat_at": now}
-        row |= {"errors": errors, "workers": workers, "seats_on": seats_on}
+        row |= {"errors": errors, "workers": workers, "seats_on": seats_on, "seats_failures": seats_failures}
         with writing(self._engine) as connection:
             refuse_other_revisions(connection, LEDGER)
             connection.execute(

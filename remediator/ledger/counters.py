@@ -12,7 +12,7 @@ from typing import Final
 from sqlalchemy import Connection, func, or_, select
 
 from gpuwarden.db.transactions import upsert
-from remediator.ledger.chain import last_passed, open_drills
+from remediator.ledger.chain import ExecutorHeartbeat, last_passed, open_drills
 from remediator.ledger.schema import ALERTS, COUNTERS, EPISODES, EXECUTORS, INTENTS, JOURNAL
 from remediator.plan import OVER, Kind, Outcome, Stage, Subject
 from remediator.reasons import Reason
@@ -47,7 +47,7 @@ class Totals:
         given_up: target of each restart that was given up, and since when.
         took: durations by outcome.
         owed_since: creation of the oldest open intent by kind and stage.
-        executor: (armed, heartbeat_at, errors, seats_on); `None` before the first heartbeat.
+        executor: the last heartbeat of this host's executor, if any.
         drills: number and host of each drill that waits for its alert, of every host.
         drill_passed_at: when this host's executor last took the alert of a drill.
     """
@@ -64,7 +64,7 @@ class Totals:
     owed_since: Mapping[tuple[str, str], float]
     quarantines_refused: int
     steps: Mapping[tuple[str, str], int]
-    executor: tuple[bool, float, int, bool] | None
+    executor: ExecutorHeartbeat | None
     drills: Sequence[tuple[int, str]]
     drill_passed_at: float | None
     orders: Orders
@@ -145,7 +145,7 @@ def count_totals(connection: Connection, host: str, *, orders: Orders, now: floa
     owing = connection.execute(owed.group_by(INTENTS.c.kind, INTENTS.c.stage)).all()
     intents = {pair: count for pair, (count, _) in over["intents"].items()}
     intents |= {(kind, stage): count for kind, stage, count, _ in owing}
-    beat = connection.execute(select(EXECUTORS).where(EXECUTORS.c.host == host)).one_or_none()
+    beat = connection.execute(select(EXECUTORS).where(EXECUTORS.c.host == host)).mappings().one_or_none()
     return Totals(
         alerts=alerts,
         duplicates=over["duplicates"].get(("", ""), (0, 0.0))[0],
@@ -159,7 +159,7 @@ def count_totals(connection: Connection, host: str, *, orders: Orders, now: floa
         owed_since={(kind, stage): since for kind, stage, _, since in owing},
         quarantines_refused=_quarantines_refused(connection, host, orders),
         steps={pair: count for pair, (count, _) in over["steps"].items()},
-        executor=None if beat is None else (beat.armed, beat.heartbeat_at, beat.errors, beat.seats_on),
+        executor=None if beat is None else ExecutorHeartbeat(**beat),
         drills=open_drills(connection, now),
         drill_passed_at=last_passed(connection, host),
         orders=orders,

@@ -188,6 +188,7 @@ EXECUTORS = Table(
     Column("errors", Integer, nullable=False),
     Column("workers", Integer),  # containers that its exporter watches
     Column("seats_on", Boolean, nullable=False, server_default=false()),  # it advertises the node's GPU memory
+    Column("seats_failures", Integer, nullable=False, server_default="0"),
 )
 
 # Rows never change.

@@ -138,6 +138,11 @@ SERIES: Final = Catalogue(
         absent=_NO_EXECUTOR,
     ),
     Series(
+        "gpuwarden_remediator_seats_failures_total",
+        "Failures to check or advertise the GPU memory of the node since the executor started. Its log has the reason.",
+        absent=_NO_EXECUTOR,
+    ),
+    Series(
         "gpuwarden_remediator_executor_down_after_seconds",
         "An alert fires if an executor has no heartbeat for this long: the setting executor_down_s.",
     ),
@@ -279,16 +284,17 @@ class LedgerCollector(Collector):
             yield SERIES.gauge("gpuwarden_remediator_drill_timestamp_seconds", totals.drill_passed_at)
 
     def _executor(self, totals: Totals, now: float) -> Iterator[Metric]:
-        if totals.executor is None:
+        beat = totals.executor
+        if beat is None:
             return
-        _, heartbeat_at, errors, seats_on = totals.executor
         armed = SERIES.gauge("gpuwarden_remediator_armed")
         for remedy in sorted(REMEDIES):
             armed.add_metric((remedy,), float(totals.orders.armed(host=self._host, remedy=remedy)))
         yield armed
-        yield SERIES.gauge("gpuwarden_remediator_executor_heartbeat_age_seconds", max(0.0, now - heartbeat_at))
-        yield SERIES.counter("gpuwarden_remediator_executor_errors_total", errors)
-        yield SERIES.gauge("gpuwarden_remediator_seats_on", float(seats_on))
+        yield SERIES.gauge("gpuwarden_remediator_executor_heartbeat_age_seconds", max(0.0, now - beat.heartbeat_at))
+        yield SERIES.counter("gpuwarden_remediator_executor_errors_total", beat.errors)
+        yield SERIES.gauge("gpuwarden_remediator_seats_on", float(beat.seats_on))
+        yield SERIES.counter("gpuwarden_remediator_seats_failures_total", beat.seats_failures)
 
 
 def _counted(family: CounterMetricFamily, counts: Mapping[tuple[str, str], int]) -> CounterMetricFamily:

@@ -24,6 +24,7 @@ from gpuwarden.http.web_config import WebConfig
 from gpuwarden.job import State
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.counts import ClaimableJobs, Failing, FailingWorker, QueueSnapshot, Retries, WorkerCounts
+from remediator.ledger.chain import ExecutorHeartbeat
 from remediator.ledger.counters import DURATION_BOUNDS_S, DurationHistogram, Totals
 from remediator.ledger.database import LedgerDatabase
 from remediator.ledger.ledger import Ledger
@@ -76,7 +77,17 @@ class FullReports(Reports):
             owed_since={("free", "stopping"): 0.0},
             quarantines_refused=1,
             steps={("did", "stop"): 1},
-            executor=(True, 0.0, 1, True),
+            executor=ExecutorHeartbeat(
+                host="h1",
+                pid=1,
+                armed=True,
+                started_at=0.0,
+                heartbeat_at=0.0,
+                errors=1,
+                workers=1,
+                seats_on=True,
+                seats_failures=1,
+            ),
             drills=[(1, "h1")],
             drill_passed_at=1.0,
             orders=Orders(),

@@ -19,6 +19,7 @@ from gpuwarden.cli.main import main
 from gpuwarden.queue import JobStore
 from gpuwarden.supervisor import files as supervision
 from remediator.executor.lock import ExecutorLock
+from remediator.ledger.chain import ExecutorHeartbeat
 from remediator.ledger.ledger import Ledger
 from tests.asking import PLAIN
 from tests.remediator.builders import HOST
@@ -69,7 +70,7 @@ def run_until_sigterm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...,
         signal.signal(number, handler)
 
 
-def beats(runtime_dir: Path) -> tuple[bool, float, int, bool] | None:
+def beats(runtime_dir: Path) -> ExecutorHeartbeat | None:
     if not (runtime_dir / "ledger.db").exists():
         return None
     ledger = Ledger.open(f"sqlite:///{runtime_dir}/ledger.db")
@@ -123,7 +124,7 @@ def test_execute_writes_heartbeats_and_exits_0(
 
     found = beats(runtime_dir)
     assert found is not None
-    assert found[0] is (armed == "--armed")
+    assert found.armed is (armed == "--armed")
 
 
 def test_disarm_outlasts_a_restart_with_armed(
@@ -137,7 +138,7 @@ def test_disarm_outlasts_a_restart_with_armed(
 
     found = beats(runtime_dir)
     assert found is not None
-    assert found[0] is False
+    assert found.armed is False
 
 
 @pytest.mark.parametrize("armed", ["--armed", "--no-armed"])

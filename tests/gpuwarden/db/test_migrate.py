@@ -157,7 +157,8 @@ def test_older_database_gets_the_columns_and_tables_of_this_one(engine: Engine, 
 def test_older_ledger_gets_the_columns_of_this_one(empty_url: str) -> None:
     engine = open_database(empty_url, LEDGER)
     with engine.begin() as connection:
-        connection.execute(text("ALTER TABLE executors DROP COLUMN seats_on"))
+        for column in ("seats_on", "seats_failures"):
+            connection.execute(text(f"ALTER TABLE executors DROP COLUMN {column}"))
         connection.execute(text("UPDATE gpuwarden_ledger_version SET version_num = '0019'"))
     engine.dispose()
 

@@ -152,7 +152,7 @@ def test_exception_affects_only_its_own_episode(
 
     def errors() -> int:
         found = ledger.reports.totals(HOST).executor
-        return found[2] if found else 0
+        return found.errors if found else 0
 
     with looping(executor(ledger, store, healthy)):
         eventually(lambda: outcome_of(ledger) == "fixed", "the other one is fixed")
@@ -175,7 +175,7 @@ def test_exception_in_the_loop_is_counted_and_the_loop_continues(ledger: Ledger,
 
     found = ledger.reports.totals(HOST).executor
     assert found is not None
-    assert found[2] == 2
+    assert found.errors == 2
 
 
 def test_executor_waits_while_the_ledger_is_locked(

@@ -107,7 +107,7 @@ def test_exception_in_a_sweep_is_counted_and_sweeps_continue(ledger: Ledger, sto
 
     def errors() -> int | None:
         found = ledger.reports.totals(HOST).executor
-        return found and found[2]
+        return None if found is None else found.errors
 
     with looping(works):
         eventually(lambda: len(sweeps) > 5, "it is swept again")

@@ -11,14 +11,19 @@ import structlog
 from structlog.testing import LogCapture
 
 from gpuwarden.kube import api as kube_api
+from gpuwarden.queue import JobStore
 from remediator.clients import nodes
 from remediator.clients.exporter import ExporterClient
+from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.clients.nodes import Nodes
 from remediator.executor import seats
+from remediator.executor.executor import Clients, Executor
 from remediator.executor.seats import SeatKeeper
+from remediator.ledger.ledger import Ledger
 from remediator.seats import RESOURCE, Rules
 from tests.exporter import builders as host
 from tests.exporter.http.test_server import live, served
+from tests.remediator.executor.builders import PACE
 from tests.remediator.kubernetes_api import Api, Failure, kubernetes_api, pod
 from tests.waiting import eventually
 
@@ -178,10 +183,11 @@ def test_broken_watch_is_logged_and_begun_again(
 def test_same_failure_is_logged_once(api: Api, keep: Callable[..., SeatKeeper], logged: LogCapture) -> None:
     api.failures["patch"] = [Failure(status=403) for _ in range(5)]
 
-    keep()
+    keeper = keep()
     eventually(advertised(api, "14000"))
 
     assert len([each for each in events(logged) if "HTTP 403" in each]) == 1
+    assert keeper.failures == 5
 
 
 def test_node_that_does_not_exist_is_awaited(api: Api, keep: Callable[..., SeatKeeper], logged: LogCapture) -> None:
@@ -235,13 +241,18 @@ def test_keeper_ends_while_the_api_hangs(api: Api, keep: Callable[..., SeatKeepe
     assert api.capacity[RESOURCE] == "14000"
 
 
-def test_exporter_without_an_answer_leaves_the_node_as_it_is(api: Api, tmp_path: Path, logged: LogCapture) -> None:
+def test_exporter_without_an_answer_leaves_the_node_as_it_is(
+    api: Api, tmp_path: Path, logged: LogCapture, ledger: Ledger, store: JobStore
+) -> None:
     client = Nodes(kube_api.connect(tmp_path / "kubeconfig"), RESOURCE)
     api.capacity[RESOURCE] = "9000"
 
     with closing(ExporterClient("http://127.0.0.1:1")) as silent:
         keeper = SeatKeeper("node-1", nodes=client, exporter=silent, rules=Rules(), may_act=lambda: True)
         keeper.check_and_watch()
+        clients = Clients(exporter=silent, queue=BuiltinQueue(store), actuators={}, seats=keeper)
+        Executor(ledger, host="node-1", clients=clients, settings=PACE).housekeeping.beat()
 
     assert api.capacity[RESOURCE] == "9000"
+    assert ledger.executors.list_all()[0].seats_failures == 1
     assert "seats not set: the exporter at http://127.0.0.1:1 is unreachable" in events(logged)[0]

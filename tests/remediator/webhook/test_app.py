@@ -508,8 +508,8 @@ def test_metrics_have_the_host_the_executor_and_the_ledger(in_process: Served) -
     assert served.count("executor_heartbeat_age_seconds") == 0
     assert served.count("executor_errors_total") == 2
     assert served.count("seats_on") == 0
-    beat(errors=2, seats_on=True)
-    assert served.count("seats_on") == 1
+    beat(errors=2, seats_on=True, seats_failures=3)
+    assert (served.count("seats_on"), served.count("seats_failures_total")) == (1, 3)
 
 
 def test_metrics_have_held_episodes_the_breaker_and_pauses(in_process: Served) -> None:
