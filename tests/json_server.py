@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,13 +10,14 @@ from typing import Any
 
 
 @contextmanager
-def json_server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Run a server; yields its URL for Apprise and the bodies."""
+def json_server(answer_s: float = 0.0) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Run a server that answers after some seconds; yields its URL for Apprise and the bodies."""
     bodies: list[dict[str, Any]] = []
 
     class Keep(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            time.sleep(answer_s)
             self.send_response(200)
             self.end_headers()
 

@@ -308,7 +308,8 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
     says = "none yet" if alert_at is None else f"last one {format_duration(report.at - alert_at)} ago"
     report.parts.append(Part(name="alerts", ok=None if alert_at is None else True, says=says))
     gone = {each.host for each in executing if report.at - each.heartbeat_at > GONE_S}
-    report.parts += _chain(ledger, wanted.host, gone, now=report.at)
+    living = [each.started_at for each in executing if each.host in report.hosts]
+    report.parts += _chain(ledger, wanted.host, gone, began_at=min(living, default=report.at), now=report.at)
     report.parts.append(_notifications(ledger, now=report.at))
     report.armed = list(_armed(orders, [each.host for each in executing]))
     report.breaker, report.pauses = orders.breaker(), orders.pauses(host=wanted.host, now=report.at)
@@ -322,11 +323,13 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
     ]
 
 
-def _chain(ledger: Ledger, host: str | None, gone: Collection[str], *, now: float) -> Iterator[Part]:
-    """When the watchdog alert and the alerts of drills last arrived."""
+def _chain(ledger: Ledger, host: str | None, gone: Collection[str], *, began_at: float, now: float) -> Iterator[Part]:
+    """When the watchdog alert and the alerts of drills last arrived. Executors have run since `began_at`."""
     arrival, todo = ledger.chain.watchdog(), "run `gpuwarden drill`: it names the broken link"
     if arrival is None:
-        yield Part(name="watchdog", ok=None, says="none yet")
+        late = now - began_at > DEAD_S
+        says = f"none in {format_duration(now - began_at)}" if late else "none yet"
+        yield Part(name="watchdog", ok=False if late else None, says=says, todo=todo)
     else:
         says = f"last one {format_duration(now - arrival.at)} ago"
         yield Part(name="watchdog", ok=now - arrival.at <= DEAD_S, says=says, todo=todo)
@@ -350,8 +353,9 @@ def _notifications(ledger: Ledger, *, now: float) -> Part:
     if unsent.failing_since is not None and now - unsent.failing_since > FAILING_S:
         to = ", ".join(sorted({"an administrator" if each is None else shown(each) for each, _ in unsent.failing}))
         since, why = format_duration(now - unsent.failing_since), unsent.failing[0][1]
-        says = f"{count_of(unsent.waiting, 'notice')} not sent; messages to {to} fail for {since}: {why}"
-        todo = "correct the notify file or the address, then run `gpuwarden notify test`"
+        unsaid = f"{count_of(unsent.waiting, 'notice')} not sent; " if unsent.waiting else ""
+        says = f"{unsaid}messages to {to} fail for {since}: {why}"
+        todo = "correct the notify file or the address, then run `gpuwarden drill --notify`"
         return Part(name=name, ok=False, says=says, todo=todo)
     if unsent.oldest_at is not None and now - unsent.oldest_at > UNSENT_S:
         says = f"{count_of(unsent.waiting, 'notice')} not sent for {format_duration(now - unsent.oldest_at)}"

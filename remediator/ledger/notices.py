@@ -47,6 +47,9 @@ CLAIM_S: Final = 120.0
 UNADDRESSED_S: Final = 86400.0
 """A notice for administrators is dropped if no process has their addresses for this long, seconds."""
 
+LOST_SHOWN_S: Final = 3 * 86400.0
+"""How long an address fails after its last notice was dropped, seconds."""
+
 KEPT_S: Final = 90 * 86400.0
 """How long a sent or dropped notice is kept, seconds."""
 
@@ -161,8 +164,10 @@ class Notices(LedgerPart):
         joined = select(waiting, NOTICE_RECIPIENTS.c.address).join(
             NOTICE_RECIPIENTS, NOTICE_RECIPIENTS.c.recipient == waiting.c.recipient
         )
+        # Addresses that hang delay no administrator.
+        first = NOTICE_RECIPIENTS.c.address.is_not(None), NOTICE_RECIPIENTS.c.failures
         with reading(self._engine) as connection:
-            rows = connection.execute(joined.where(*_is_free(now)).order_by(waiting.c.oldest)).all()
+            rows = connection.execute(joined.where(*_is_free(now)).order_by(*first, waiting.c.oldest)).all()
         found = []
         for row in rows:
             wait_s = STORM_S if row.size > STORM else GATHER_S
@@ -262,7 +267,7 @@ class Notices(LedgerPart):
             connection.execute(update(NOTICES).where(*its).values(state="dropped", ended_at=now))
 
     def unsent(self) -> Unsent:
-        """The waiting notices, and the addresses that fail."""
+        """The waiting notices, and the addresses that fail, also those whose notices were dropped."""
         with reading(self._engine) as connection:
             count, oldest = connection.execute(
                 select(func.count(), func.min(NOTICES.c.at)).where(literal_column(WAITING))
@@ -272,8 +277,8 @@ class Notices(LedgerPart):
                 .where(NOTICE_RECIPIENTS.c.failing_since.is_not(None))
                 .order_by(NOTICE_RECIPIENTS.c.failing_since)
             ).all()
-        since = rows[0].failing_since if rows and count else None
-        failing = tuple((row.address, row.error or "") for row in rows) if count else ()
+        since = rows[0].failing_since if rows else None
+        failing = tuple((row.address, row.error or "") for row in rows)
         return Unsent(waiting=int(count), oldest_at=oldest, failing_since=since, failing=failing)
 
     def delete_old(self, *, now: float) -> None:
@@ -282,10 +287,11 @@ class Notices(LedgerPart):
         old = old.order_by(NOTICES.c.ended_at).limit(DELETE_BATCH)
         waiting = select(NOTICES.c.recipient).where(literal_column(WAITING))
         unused = NOTICE_RECIPIENTS.c.messages_since < now - HOUR_S, NOTICE_RECIPIENTS.c.recipient.not_in(waiting)
+        over = or_(NOTICE_RECIPIENTS.c.failing_since.is_(None), NOTICE_RECIPIENTS.c.next_at < now - LOST_SHOWN_S)
         with writing(self._engine) as connection:
             advisory_lock(connection, _LOCK)  # a new notice keeps its recipient
             connection.execute(delete(NOTICES).where(NOTICES.c.notice_id.in_(old)))
-            connection.execute(delete(NOTICE_RECIPIENTS).where(*unused, NOTICE_RECIPIENTS.c.next_at < now))
+            connection.execute(delete(NOTICE_RECIPIENTS).where(*unused, over, NOTICE_RECIPIENTS.c.next_at < now))
 
 
 def _row(notice: Notice) -> dict[str, Any]:

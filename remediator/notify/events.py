@@ -85,16 +85,27 @@ class Events:
         """The watchdog alert stops or comes again. After a start of this process it has time to arrive."""
         began_at = self._began_at = now if self._began_at is None else min(self._began_at, now)
         arrival = self._ledger.chain.watchdog()
+        last_at = None if arrival is None else arrival.at
+        if now - max(last_at or 0.0, began_at) > DEAD_S:
+            at, ago = ("", "") if last_at is None else (format_time(last_at), format_duration(now - last_at))
+            title, text = describe("chain", at=at, ago=ago, drill=self._last_drill(now))
+            yield Notice(key=f"chain {last_at or 'never'}", kind="chain", title=title, text=text, at=now)
         if arrival is None:
             return
-        if now - max(arrival.at, began_at) > DEAD_S:
-            title, text = describe("chain", at=format_time(arrival.at), ago=format_duration(now - arrival.at))
-            yield Notice(key=f"chain {arrival.at}", kind="chain", title=title, text=text, at=now)
         if arrival.gap_from is not None and arrival.gap_to is not None and now - arrival.gap_to < BACK_S:
             times = {"begin": format_time(arrival.gap_from), "end": format_time(arrival.gap_to)}
             title, text = describe("chain_back", **times)
             key = f"chain works {arrival.gap_from}"
             yield Notice(key=key, kind="chain_back", title=title, text=text, at=now)
+
+    def _last_drill(self, now: float) -> str:
+        """When the last drill began, and how it ended."""
+        last = max(self._ledger.chain.last(), key=lambda each: each.started_at, default=None)
+        if last is None:
+            return "No drill has ended yet."
+        ended = "passed" if last.broken is None else f"failed at the hop {last.broken}"
+        began = f"{format_time(last.started_at)}, {format_duration(now - last.started_at)} ago"
+        return f"The last drill, of {last.host}, began at {began}, and {ended}."
 
     def _of_workers(self, queue: JobStore, now: float) -> Iterator[Notice]:
         for each in queue.admin.locked_by_gpuwarden():

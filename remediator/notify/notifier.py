@@ -37,7 +37,10 @@ CLEAN_S: Final = 600.0
 RECORD_S: Final = 60.0
 """How long it tries to record a result, seconds. The claim holds longer."""
 
-JOIN_S: Final = 2.0
+SENT_S: Final = 5.0
+"""At the end, time for messages on their way, seconds. A message that is ended may be sent twice."""
+
+JOIN_S: Final = 1.0
 
 
 class Notifier(Collector):
@@ -71,14 +74,15 @@ class Notifier(Collector):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop. Messages on their way are ended, and sent after the next start."""
+        """Stop. Messages still on their way after `SENT_S` are ended, and sent after the next start."""
         self._stopped.set()
-        self._sender.close()
         self._thread.join(JOIN_S)
         self.close()
 
     def close(self) -> None:
-        """Wait for the messages on their way, and close the queue."""
+        """Wait for the messages on their way, end the others, and close the queue."""
+        self.wait_until_sent(SENT_S)
+        self._sender.close()
         self.wait_until_sent(JOIN_S)
         self._events.close()
 
@@ -126,8 +130,9 @@ class Notifier(Collector):
 
     def wait_until_sent(self, timeout_s: float) -> None:
         """Wait for the messages on their way."""
+        end_s = time.monotonic() + timeout_s
         for each in list(self._sending.values()):
-            each.join(timeout_s)
+            each.join(max(0.0, end_s - time.monotonic()))
 
     def _run(self) -> None:
         while not self._stopped.wait(self._poll_s):

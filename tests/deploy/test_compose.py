@@ -26,6 +26,7 @@ FOLDER = Path(debian_packages.__file__).resolve().parents[1] / "compose"
 FILES = ("compose.yaml", "compose.gpu.yaml")
 PROGRAMS = {"prometheus": "prometheus", "alertmanager": "alertmanager"}
 OURS = ("exporter", "remediator", "executor")
+SLACK = "https://hooks.slack.com/services/T0/B0/abc"
 PORTS = {"exporter": 29835, "remediator": 9836, "prometheus": 9090, "alertmanager": 9093}
 
 
@@ -130,12 +131,12 @@ class Host:
         """The options of `gpuwarden init` for these ports."""
         return " ".join(f"--{name}-port {port}" for name, port in self.ports.items())
 
-    def init(self) -> None:
+    def init(self, *more: str) -> None:
         """Run the service `init`."""
         (self.root / "files").mkdir(exist_ok=True)
         (script,) = self.services["init"]["command"]
         options = f"--host box1 --docker none --config-dir {self.root}/files/gpuwarden {self.port_options()}"
-        options += f" --data-dir {self.here('/var/lib/gpuwarden')}"
+        options += f" --data-dir {self.here('/var/lib/gpuwarden')} {' '.join(more)}"
         script = self.placed("init", script).replace("python3", shlex.quote(sys.executable))
         if os.geteuid() != 0:
             script = re.sub(r"^ch(own|grp) .*$", "", script, flags=re.MULTILINE)
@@ -174,9 +175,9 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    """A host whose files are written."""
+    """A host whose files are written. The remediator sends to one of its addresses."""
     found = Host(tmp_path)
-    found.init()
+    found.init("--notify", "ntfys://ntfy.example.com/ops", "--notify", SLACK)
     return found
 
 
@@ -191,7 +192,8 @@ def test_init_writes_files_that_promtool_and_amtool_accept(host: Host) -> None:
             env=debian_packages.env_for_parts(), capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert checked.returncode == 0, checked.stdout + checked.stderr
-    modes = {name: (host.root / name).stat() for name in ("files/gpuwarden/token", "files/alertmanager.yml")}
+    secrets = "alertmanager.yml", "gpuwarden/token", "gpuwarden/notify.toml", "gpuwarden/notify-2"
+    modes = {name: (host.root / "files" / name).stat() for name in secrets}
     assert {each.st_mode & 0o777 for each in modes.values()} == {0o640}
     if os.geteuid() == 0:
         assert {each.st_gid for each in modes.values()} == {65532}
@@ -203,6 +205,15 @@ def test_init_writes_files_that_promtool_and_amtool_accept(host: Host) -> None:
     kept = [(host.root / "files" / name).read_text() for name in ("gpuwarden/token", "grafana-password")]
     host.init()
     assert kept == [(host.root / "files" / name).read_text() for name in ("gpuwarden/token", "grafana-password")]
+
+
+def test_files_that_settings_name_are_mounted_in_the_service_that_reads_them(host: Host) -> None:
+    text = (host.root / "files/gpuwarden/gpuwarden.env").read_text()
+    named = dict(re.findall(rf"^(GPUWARDEN_\w+)={re.escape(host.here('files/gpuwarden'))}/(\S+)$", text, re.MULTILINE))
+
+    assert named["GPUWARDEN_REMEDIATOR_NOTIFY_FILE"] == "notify.toml"
+    for name in (*named.values(), "token", "remediator-web.yml"):
+        assert host.placed("remediator", f"/etc/gpuwarden/{name}") == host.here(f"files/gpuwarden/{name}")
 
 
 @pytest.mark.needs_parts

@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.needs_docker, pytest.mark.slow]
 CHECKOUT = Path(debian_packages.__file__).resolve().parents[2]
 PACKAGE = "gpuwarden[exporter,remediator,postgresql,evidence,kubernetes]"
 NAME = "gpuwarden-dockerfile-test"
+NOTIFY = "ntfys://ntfy.example.com/ops"
 PROBE = "import sys, urllib.request as web; print(web.urlopen(sys.argv[1]).read().decode())"
 
 
@@ -160,6 +161,8 @@ def test_services_of_compose_run_from_the_image(
         healthy(remediator)
         metrics = page(exporter, f"http://127.0.0.1:{services.host.ports['exporter']}/metrics")
         assert 'gpuwarden_collector_success{collector="source_docker"} 1.0' in metrics
+        metrics = page(remediator, f"http://127.0.0.1:{services.host.ports['remediator']}/metrics")
+        assert "gpuwarden_remediator_notifications_waiting 0.0" in metrics
         command = ["python3", "-m", "gpuwarden", "status", "--prometheus=none", "--alertmanager=none"]
 
         def status() -> str:
@@ -184,7 +187,7 @@ class Services:
         for file in its.get("env_file", ()):
             lines = Path(self.host.here(file)).read_text().splitlines()
             environment |= dict(line.split("=", 1) for line in lines if line and line[0] != "#")
-        init = {"GPUWARDEN_INIT": f"--host box1 {self.host.port_options()}"}
+        init = {"GPUWARDEN_INIT": f"--host box1 --notify {NOTIFY} {self.host.port_options()}"}
         test = its["healthcheck"].get("test", ["NONE"])
         container = self._client.containers.run(
             self._image,

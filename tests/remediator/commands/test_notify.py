@@ -74,6 +74,9 @@ def test_status_shows_messages_that_fail_for_long(
 
     cli("status", "--queue-db", "none", *parts)
 
-    assert (
-        "1 notice not sent; messages to an administrator fail for 15 min: Connection refused" in capsys.readouterr().out
-    )
+    says = "messages to an administrator fail for 15 min: Connection refused"
+    assert f"1 notice not sent; {says}" in capsys.readouterr().out
+
+    ledger.notices.withdraw("k", now=ledger.now())
+    assert cli("status", "--queue-db", "none", *parts) == 1
+    assert f"notifications DOWN      {says}" in capsys.readouterr().out

@@ -123,9 +123,11 @@ def line_with(lines: list[str], *words: str) -> bool:
     return any(all(word in line for word in words) for line in lines)
 
 
-def beat(ledger: Ledger, *, host: str = HOST, ago_s: float = 0.0, errors: int = 0) -> None:
+def beat(ledger: Ledger, *, host: str = HOST, ago_s: float = 0.0, errors: int = 0, for_s: float = 99.0) -> None:
     now = time.time()
-    ledger.executors.beat(host=host, pid=7, armed=False, started_at=now - 99, errors=errors, now=now - ago_s, workers=4)
+    ledger.executors.beat(
+        host=host, pid=7, armed=False, started_at=now - for_s, errors=errors, now=now - ago_s, workers=4
+    )
 
 
 def test_space_follows_a_long_name_of_a_host(ask: Callable[..., Said], ledger: Ledger) -> None:
@@ -174,6 +176,15 @@ def test_watchdog_that_stopped_needs_an_operator(
     assert code == 1
     assert line_with(lines, "watchdog", "DOWN", "last one 6 min 40 s ago")
     assert line_with(lines, "run `gpuwarden drill`")
+
+
+def test_watchdog_that_never_arrived_needs_an_operator(ask: Callable[..., Said], ledger: Ledger) -> None:
+    beat(ledger, for_s=400.0)
+
+    code, lines = ask()
+
+    assert code == 1
+    assert line_with(lines, "watchdog", "DOWN", "none in 6 min 40 s")
 
 
 def test_healthy_pipeline_needs_no_operator(ask: Callable[..., Said], parts: Parts) -> None:

@@ -11,18 +11,24 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from sqlalchemy import insert
 
 from gpuwarden.db.errors import DatabaseError
-from gpuwarden.format import operator_name
+from gpuwarden.db.transactions import writing
+from gpuwarden.format import format_time, operator_name
 from gpuwarden.notify.sender import Message, Sender
 from gpuwarden.queue import JobStore, Submission
+from remediator.alert import DRILL
+from remediator.ledger.chain import WATCHDOG, decide
 from remediator.ledger.ledger import Ledger
-from remediator.ledger.notices import GATHER_S, RETRY_S, STORM, STORM_S
+from remediator.ledger.notices import GATHER_S, RETRY_S, STORM, STORM_S, Notice
+from remediator.ledger.schema import ARRIVALS
 from remediator.notify.notifier import Notifier
 from remediator.remedies.guards import Act, Order
+from tests.json_server import json_server
 from tests.mailbox import Mailbox, listening, mail_server, new_mailbox
 from tests.remediator.builders import HOST, NOW
-from tests.waiting import together
+from tests.waiting import eventually, together
 
 OPS: Final = "ops@example.com"
 
@@ -52,8 +58,15 @@ def server() -> Server:
     return Server()
 
 
+def keep_alive(ledger: Ledger) -> None:
+    """A watchdog alert that is newer than every time of a test."""
+    with writing(ledger.chain._engine) as connection:
+        connection.execute(insert(ARRIVALS).values(name=WATCHDOG, at=NOW + 2 * 365 * 86400))
+
+
 @pytest.fixture
 def notifier(ledger: Ledger, file: Path, server: Server) -> Notifier:
+    keep_alive(ledger)
     return Notifier(ledger, file, send=server)
 
 
@@ -144,6 +157,8 @@ def test_a_notice_is_dropped_after_an_hour_of_failures(
     raise_event(ledger)
     for second in range(0, int(RETRY_S) + 900, 60):
         turn(notifier, NOW + second)
+    lost = ledger.notices.unsent()
+    assert (lost.waiting, lost.failing) == (0, ((None, "connection refused"),))
     server.error = None
     raise_event(ledger, 2, now=NOW + RETRY_S + 900)
     turn(notifier, NOW + RETRY_S + 900 + 300)
@@ -151,9 +166,41 @@ def test_a_notice_is_dropped_after_an_hour_of_failures(
     ((_, message),) = server.got
     assert "The chain 2" in message.body
     assert "The chain 1" not in message.body
+    assert ledger.notices.unsent().failing == ()
     said = capsys.readouterr().out
     assert "notifications fail" in said
     assert "notifications dropped after an hour" in said
+
+
+@pytest.mark.both_databases
+def test_lost_messages_are_reported_for_three_days(ledger: Ledger, notifier: Notifier, server: Server) -> None:
+    server.error = "connection refused"
+    raise_event(ledger)
+    for second in range(0, int(RETRY_S) + 900, 60):
+        turn(notifier, NOW + second)
+    reported = []
+    for day in (2, 4):
+        turn(notifier, NOW + day * 86400)
+        reported.append(ledger.notices.unsent().failing_since is not None)
+
+    assert reported == [True, False]
+
+
+@pytest.mark.both_databases
+def test_administrators_are_sent_to_first_and_addresses_that_fail_last(ledger: Ledger) -> None:
+    addresses = [f"{name}@example.com" for name in ("fails", "works")]
+    for age_s, address in zip((60, 40), addresses, strict=True):
+        ledger.notices.add([Notice(key=address, kind="failed", title="t", text="t", at=NOW - age_s, address=address)])
+    failing = ledger.notices.claim(ledger.notices.due(0, now=NOW)[0], now=NOW)
+    assert failing is not None
+    ledger.notices.mark_failed(failing, "no answer", now=NOW)
+    raise_event(ledger, now=NOW + 50)
+    ledger.notices.expand(1, now=NOW + 50)
+
+    due = ledger.notices.due(1, now=NOW + 60)
+    claimed = [ledger.notices.claim(each, now=NOW + 60) for each in due]
+
+    assert [each and each.address for each in claimed] == [None, "works@example.com", "fails@example.com"]
 
 
 @pytest.mark.both_databases
@@ -232,6 +279,7 @@ def test_a_dead_chain_is_one_message_and_its_return_another(
         turn(notifier, NOW + second)
     assert [message.title for _, message in server.got] == ["[gpuwarden] no alert arrives: the chain is dead"]
     assert "run gpuwarden drill" in server.got[0][1].body
+    assert "No drill has ended yet." in server.got[0][1].body
 
     monkeypatch.setattr(ledger.chain._clock, "now", lambda: NOW + 1200)
     ledger.chain.mark_watchdog()
@@ -239,6 +287,23 @@ def test_a_dead_chain_is_one_message_and_its_return_another(
         turn(notifier, NOW + second)
 
     assert [message.title for _, message in server.got][1:] == ["[gpuwarden] alerts arrive again: the chain works"]
+
+
+def test_a_chain_without_a_first_alert_is_dead(
+    ledger: Ledger, file: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notifier = Notifier(ledger, file, send=server)
+    monkeypatch.setattr(ledger.chain._clock, "now", lambda: NOW - 7200)
+    (drill,) = ledger.chain.start([HOST], who="ann", timeout_s=60)
+    with writing(ledger.chain._engine) as connection:
+        decide(connection, [({"remedy": DRILL, "drill": str(drill.drill_id)}, NOW)], host=HOST, now=NOW - 7190)
+    for second in (0, 299, 305, 400, 900):
+        turn(notifier, NOW + second)
+
+    ((_, message),) = server.got
+    assert message.title == "[gpuwarden] no alert arrives: the chain is dead"
+    assert message.body.startswith("The alert GpuwardenWatchdog has never arrived. ")
+    assert f"The last drill, of {HOST}, began at {format_time(NOW - 7200)}, 2 h 5 min ago, and passed." in message.body
 
 
 def test_a_started_remediator_waits_for_the_watchdog(
@@ -283,6 +348,7 @@ def test_two_errors_that_last_are_logged_once_each(
 @pytest.fixture
 def job_notifier(ledger: Ledger, queue_url: str, file: Path, server: Server) -> Iterator[Notifier]:
     """A notifier that has read the queue before the first job."""
+    keep_alive(ledger)
     with file.open("a") as more:
         more.write('[submitters]\n"*" = "{user}@example.com"\n')
     found = Notifier(ledger, file, queue=partial(JobStore.open, queue_url), send=server)
@@ -374,6 +440,19 @@ def test_a_server_that_does_not_answer_costs_one_timeout() -> None:
     assert time.monotonic() - began_s < 10
 
 
+def test_a_message_on_its_way_is_recorded_before_the_process_ends(ledger: Ledger, tmp_path: Path) -> None:
+    """A real sender, and a server that answers after a second."""
+    path, now = tmp_path / "hook.toml", ledger.now()
+    raise_event(ledger, now=now - GATHER_S)
+    with json_server(answer_s=1.0) as (url, bodies):
+        path.write_text(f'administrators = ["{url}"]\n')
+        with Notifier(ledger, path, poll_s=0.05):
+            eventually(lambda: bool(bodies), "the server has the message")
+
+    assert [each.state for each in ledger.notices.deliveries("chain 1")] == ["sent"]
+    assert len(bodies) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.behaviour("B8")
 def test_mail_arrives_after_the_smtp_server_was_down(ledger: Ledger, tmp_path: Path) -> None:
@@ -407,6 +486,7 @@ def box(file: Path) -> Iterator[Mailbox]:
 def mailing(ledger: Ledger, queue_url: str, file: Path, box: Mailbox) -> Iterator[Notifier]:
     """A notifier with the real sender, which has read the queue before the first job."""
     assert box.url in file.read_text()
+    keep_alive(ledger)
     with closing(Notifier(ledger, file, queue=partial(JobStore.open, queue_url))) as found:
         turn(found, NOW)
         yield found
