@@ -49,6 +49,17 @@ class Place:
             return "check its address; start it, or read its log"
         return "start `gpuwarden up`, or name the environment file of the services by --env-file"
 
+    def notify(self) -> str:
+        """How to name administrators. The environment is read at the start only."""
+        write = "write `administrators` to a notify file (docs/how-to/notifications.md)"
+        if self.runs is Runs.UP:
+            return f"{write}, and restart `gpuwarden up` with it in $GPUWARDEN_REMEDIATOR_NOTIFY_FILE"
+        name = (
+            f"{write}, name it as GPUWARDEN_REMEDIATOR_NOTIFY_FILE in {self.env_file or 'the environment of `serve`'}"
+        )
+        restart = self.restart("serve") if self.runs is Runs.SERVICES else "restart `gpuwarden remediator serve`"
+        return f"{name}; {restart}"
+
     def settings(self, variable: str) -> str:
         """Where to change a setting."""
         return f"correct {variable} in {self.env_file}" if self.env_file else f"correct ${variable}"
@@ -151,6 +162,11 @@ class TokenAnswer:
     says: str
     file: Path | None
 
+    @property
+    def accepted(self) -> bool:
+        """Whether the webhook took it."""
+        return 200 <= self.status < 300
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
@@ -207,8 +223,6 @@ class Settings:
     checked: Sequence[str]
     problems: Sequence[tuple[str, str]] = ()
     unreadable: Sequence[str] = ()
-    administrators: int | Unread | None = None
-    """Addresses in the notify file; `None` without a file."""
 
 
 @dataclass(frozen=True, kw_only=True)

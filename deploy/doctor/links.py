@@ -40,7 +40,7 @@ LINKS: Final = (
     Link(name="token", check=alerts.token, needs=("route", "webhook")),
     Link(name="watchdog", check=alerts.watchdog, needs=("clock", "rules", "alertmanager", "route", "webhook", "token")),
     Link(name="executor", check=databases.executor, needs=("host key", "ledger")),
-    Link(name="notifications", check=databases.notifications, needs=("ledger",)),
+    Link(name="notifications", check=databases.notifications, needs=("ledger", "webhook")),
     Link(name="contacts", check=alerts.contacts, needs=("alertmanager",)),
 )
 

@@ -76,7 +76,7 @@ def read(addresses: Addresses, *, now: Callable[[], float] = time.time) -> Facts
     scraper = _url(addresses, "prometheus", lambda of: http.read_prometheus(of, now))
     alertmanager = _url(addresses, "alertmanager", http.read_alertmanager).result(until_s)
     token = _url(addresses, "remediator", lambda of: http.send_token(of, alertmanager))
-    files = _Reading(lambda: local.read_files(addresses, http.token_file(alertmanager)))
+    files = _Reading(lambda: local.read_files(addresses, http.token_files(addresses, alertmanager)))
     ledger, prometheus = opened.result(until_s), scraper.result(until_s)
     offsets = [] if isinstance(prometheus, Unread) else [prometheus.offset]
     if isinstance(ledger, Ledger) and ledger.offset is not None:

@@ -1,8 +1,18 @@
-"""Alertmanager's routing, from the configuration that its API returns. Pure."""
+"""Alertmanager's routing, and the webhooks of the remediator, from the configuration that its API returns. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+
+from remediator.alert import WATCHDOG
+
+PATH: Final = "/api/v1/alerts"
+"""Path of the webhook."""
+
+RELAY_PATH: Final = "/api/v1/notifications"
+"""Path at which the remediator takes alerts for operators."""
+
+WATCHDOG_LABELS: Final[Mapping[str, str]] = {"alertname": WATCHDOG, "severity": "none"}
 
 HIDDEN: Final = "<secret>"
 """What Alertmanager returns for a URL that may hold a password."""
@@ -15,25 +25,49 @@ def receivers_of(config: Mapping[str, Any], labels: Mapping[str, str]) -> list[s
     return list(dict.fromkeys(_walk(config.get("route") or {}, labels, "")))
 
 
-def webhook_urls(config: Mapping[str, Any], receiver: str) -> list[str]:
-    """The URLs of a receiver's webhooks; `HIDDEN` for one that is not shown."""
-    hooks: Sequence[Mapping[str, Any]] = _receiver(config, receiver).get("webhook_configs") or ()
-    return [str(each.get("url", HIDDEN)) for each in hooks]
+def remediators(config: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    """The receivers of the watchdog alert with their webhooks of remediators.
+
+    Where Alertmanager shows no such URL, every hidden one of these receivers may be a remediator's.
+    """
+    hooks = {name: list(_webhooks(config, name)) for name in receivers_of(config, WATCHDOG_LABELS)}
+    shown = {name: [each for each in its if _url(each).endswith(PATH)] for name, its in hooks.items()}
+    hidden = {name: [each for each in its if _url(each) == HIDDEN] for name, its in hooks.items()}
+    return {name: its for name, its in (shown if any(shown.values()) else hidden).items() if its}
 
 
-def webhooks(config: Mapping[str, Any], path: str) -> Iterator[Mapping[str, Any]]:
-    """All webhooks with this path in the URL, or with a hidden URL."""
-    for receiver in config.get("receivers") or ():
-        for each in receiver.get("webhook_configs") or ():
-            url = str(each.get("url", HIDDEN))
-            if url == HIDDEN or url.rstrip("/").endswith(path):
-                yield each
+def webhooks_of(config: Mapping[str, Any], remediator: str) -> list[Mapping[str, Any]]:
+    """The webhooks that may be those of the remediator at a URL: the one with its URL, else all of remediators."""
+    found = [each for its in remediators(config).values() for each in its]
+    return [each for each in found if _url(each) == f"{remediator}{PATH}"] or found
+
+
+def credentials_file(webhook: Mapping[str, Any]) -> str | None:
+    """The file with the token that Alertmanager sends."""
+    file: str | None = ((webhook.get("http_config") or {}).get("authorization") or {}).get("credentials_file")
+    return file
 
 
 def integrations(config: Mapping[str, Any], receiver: str) -> list[str]:
-    """The kinds of a receiver's addresses, as `email` and `slack`."""
-    return [name.removesuffix("_configs") for name, configs in _receiver(config, receiver).items()
-            if name.endswith("_configs") and configs]  # fmt: skip
+    """The kinds of a receiver's addresses, as `email` and `slack`, without the webhooks of remediators."""
+    ours = [each for its in remediators(config).values() for each in its]
+    files = {credentials_file(each) for each in ours} - {None}
+    found = {name: list(its) for name, its in _receiver(config, receiver).items() if name.endswith("_configs") and its}
+    found["webhook_configs"] = [
+        each
+        for each in _webhooks(config, receiver)
+        if each not in ours and credentials_file(each) not in files and not _url(each).endswith((PATH, RELAY_PATH))
+    ]
+    return [name.removesuffix("_configs") for name, its in found.items() if its]
+
+
+def _webhooks(config: Mapping[str, Any], receiver: str) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = _receiver(config, receiver).get("webhook_configs") or ()
+    return found
+
+
+def _url(webhook: Mapping[str, Any]) -> str:
+    return str(webhook.get("url", HIDDEN)).rstrip("/")
 
 
 def _receiver(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

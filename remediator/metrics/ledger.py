@@ -171,6 +171,11 @@ SERIES: Final = Catalogue(
         absent=f"{_UNREAD}, or no drill has passed",
     ),
     Series(
+        "gpuwarden_remediator_notification_administrators",
+        "Addresses of administrators in the notify file in use.",
+        absent="no --notify-file",
+    ),
+    Series(
         "gpuwarden_remediator_notifications_total",
         "Messages that a server accepted (sent) or not (failed), and notices dropped after an hour of failures "
         "(dropped), since this process started.",

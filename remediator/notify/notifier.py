@@ -92,6 +92,8 @@ class Notifier(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metrics."""
+        count = len(self._settings.value.administrators)
+        yield SERIES.gauge("gpuwarden_remediator_notification_administrators", count)
         sent = SERIES.counter("gpuwarden_remediator_notifications_total")
         for outcome in ("sent", "failed", "dropped"):
             sent.add_metric((outcome,), self._counts[outcome])

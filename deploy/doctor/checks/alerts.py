@@ -1,17 +1,16 @@
 """Checks of the way of an alert: Alertmanager, its route, the webhook, its token, and contacts. Pure."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from deploy.doctor.facts import Facts, Runs
 from deploy.doctor.finding import Finding, Unread, failed, ok, unknown, unread, warning
-from deploy.doctor.routes import HIDDEN, integrations, receivers_of, webhook_urls
+from deploy.doctor.routes import PATH, WATCHDOG_LABELS, integrations, receivers_of, remediators
 from gpuwarden.format import format_duration
 from remediator.alert import WATCHDOG
 
 WATCHDOG_LATE_S: Final = 180.0
 """A watchdog alert arrives about once a minute. Without one for longer, alerts are lost, seconds."""
-PATH: Final = "/api/v1/alerts"
-"""Path of the webhook."""
 
 
 def alertmanager(facts: Facts) -> Finding | None:
@@ -23,19 +22,21 @@ def alertmanager(facts: Facts) -> Finding | None:
 
 
 def route(facts: Facts) -> Finding | None:
-    """Alerts with a remedy, and the watchdog alert, are routed to the webhook."""
+    """The watchdog alert is routed to the webhook, and alerts with a remedy to a receiver of it."""
     found, prometheus = facts.alertmanager, facts.prometheus
     if isinstance(found, Unread):
         return unknown(found.why)
     host = facts.host.key if isinstance(facts.host.key, str) else "host"
     acting = () if isinstance(prometheus, Unread) else [each for each in prometheus.shipped if each.acts]
-    wanted = {each.name: {**each.labels, "alertname": each.name, "host": host} for each in acting}
-    wanted |= {WATCHDOG: {"alertname": WATCHDOG, "severity": "none"}}
+    wanted: dict[str, Mapping[str, str]] = {
+        each.name: {**each.labels, "alertname": each.name, "host": host} for each in acting
+    }
+    wanted = {WATCHDOG: WATCHDOG_LABELS, **wanted}
+    ours = remediators(found.config).keys()
     fix = "merge the routes and receivers of alertmanager.yml (`gpuwarden init`) into yours, then reload Alertmanager"
     for name, labels in wanted.items():
         reached = receivers_of(found.config, labels)
-        urls = [url for receiver in reached for url in webhook_urls(found.config, receiver)]
-        if not any(url == HIDDEN or url.rstrip("/").endswith(PATH) for url in urls):
+        if not ours & reached:
             return failed(f"{name} goes to {_named(reached)}, and not to the webhook {PATH}", fix)
     return ok("alerts with a remedy and the watchdog go to the webhook")
 
@@ -60,7 +61,7 @@ def token(facts: Facts) -> Finding | None:
             f"the webhook refuses Alertmanager's token: {answer.says}",
             f"make {answer.file or 'the credentials of the receiver'} equal to the token in remediator-web.yml",
         )
-    if not 200 <= answer.status < 300:
+    if not answer.accepted:
         return failed(f"the webhook answers {answer.status}: {answer.says}", facts.host.place.restart("serve"))
     return ok("accepted by the webhook")
 

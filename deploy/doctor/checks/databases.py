@@ -32,28 +32,28 @@ def executor(facts: Facts) -> Finding | None:
 
 
 def notifications(facts: Facts) -> Finding | None:
-    """Administrators have addresses, and messages are sent."""
-    found, count = facts.ledger, facts.host.settings.administrators
+    """The running `serve` has addresses of administrators, and messages are sent."""
+    found, page, place = facts.ledger, facts.webhook, facts.host.place
     if isinstance(found, Unread):
         return unknown(found.why)
     unsent = found.unsent
     if unsent.failing_since is not None and found.now_s - unsent.failing_since > FAILING_S:
         since = format_duration(found.now_s - unsent.failing_since)
         return failed(
-            f"messages fail for {since}: {unsent.failing[0][1]}", "correct the notify file; run `gpuwarden notify test`"
+            f"messages fail for {since}: {unsent.failing[0][1]}",
+            "correct the notify file or the address; run `gpuwarden drill --notify`",
         )
     if unsent.oldest_at is not None and found.now_s - unsent.oldest_at > UNSENT_S:
-        return failed(
-            f"{count_of(unsent.waiting, 'notice')} not sent for hours", "set GPUWARDEN_REMEDIATOR_NOTIFY_FILE"
-        )
-    if isinstance(count, Unread):
-        return unknown(count.why, "see the line `settings`")
+        return failed(f"{count_of(unsent.waiting, 'notice')} not sent for hours", place.notify())
+    if isinstance(page, Unread):
+        return unknown(page.why)
+    count = page.value("gpuwarden_remediator_notification_administrators")
+    says = "no administrator is notified of locked workers and quarantined GPUs: the running `serve` has"
+    if count is None:
+        return warning(f"{says} no notify file", place.notify())
     if not count:
-        return warning(
-            "no administrator is notified of locked workers and quarantined GPUs",
-            "set GPUWARDEN_REMEDIATOR_NOTIFY_FILE to a file with `administrators` (docs/how-to/notifications.md)",
-        )
-    return ok(count_of(count, "administrator"))
+        return warning(f"{says} none", "add `administrators` to its notify file, which is reloaded")
+    return ok(count_of(int(count), "administrator"))
 
 
 def queue(facts: Facts) -> Finding | None:

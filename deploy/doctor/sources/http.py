@@ -11,10 +11,9 @@ import httpx
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.doctor.checks.alerts import PATH
 from deploy.doctor.facts import Alertmanager, Offset, Page, Prometheus, Rule, Sample, Target, TokenAnswer
 from deploy.doctor.finding import Unread
-from deploy.doctor.routes import webhooks
+from deploy.doctor.routes import PATH, credentials_file, webhooks_of
 from deploy.doctor.sources.addresses import Addresses
 from deploy.standalone import package_data
 from remediator.clients.exporter_access import ExporterAuth, connect
@@ -37,7 +36,8 @@ _UNITS_S: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604
 _READ: Final = ("gpuwarden_collector_success{", "gpuwarden_sample_age_seconds ", "gpuwarden_gpu_info{",
                 "gpuwarden_container_gpu_attribution_missing{", "gpuwarden_worker_info{",
                 "gpuwarden_container_managed{", "gpuwarden_container_info{",
-                "gpuwarden_remediator_watchdog_timestamp_seconds ")  # fmt: skip
+                "gpuwarden_remediator_watchdog_timestamp_seconds ",
+                "gpuwarden_remediator_notification_administrators ")  # fmt: skip
 """Beginnings of the lines that the checks use."""
 
 
@@ -82,31 +82,35 @@ def read_alertmanager(addresses: Addresses) -> Alertmanager:
     return Alertmanager(url=shown(url), config=config, started_at=_unix_s(status.get("uptime", "")))
 
 
-def token_file(alertmanager: Alertmanager | Unread) -> Path | None:
-    """The file with the token that Alertmanager sends to the webhook."""
+def token_files(addresses: Addresses, alertmanager: Alertmanager | Unread) -> list[Path]:
+    """The files with the tokens that Alertmanager may send to this webhook."""
     if isinstance(alertmanager, Unread):
-        return None
-    for each in webhooks(alertmanager.config, PATH):
-        sent = (each.get("http_config") or {}).get("authorization") or {}
-        if file := sent.get("credentials_file"):
-            return Path(file)
-    return None
+        return []
+    files = map(credentials_file, webhooks_of(alertmanager.config, addresses.urls["remediator"]))
+    return list(dict.fromkeys(Path(file) for file in files if file))
 
 
 def send_token(addresses: Addresses, alertmanager: Alertmanager | Unread) -> TokenAnswer | Unread:
-    """Send a call without alerts, with Alertmanager's credentials. The webhook stores nothing."""
+    """Send a call without alerts, with Alertmanager's credentials. The webhook stores nothing.
+
+    Alertmanager may hide which token is for this webhook. Then one that is accepted suffices.
+    """
     if isinstance(alertmanager, Unread):
         return Unread(why="Alertmanager's configuration is unknown")
-    file = token_file(alertmanager)
-    if file is None:
+    answers = [_send(addresses.urls["remediator"], file) for file in token_files(addresses, alertmanager)]
+    if not answers:
         return Unread(why="Alertmanager's configuration names no credentials_file for the webhook")
+    accepted = [each for each in answers if isinstance(each, TokenAnswer) and each.accepted]
+    return next(iter(accepted), next((each for each in answers if isinstance(each, Unread)), answers[0]))
+
+
+def _send(url: str, file: Path) -> TokenAnswer | Unread:
     try:
         given = file.read_text(encoding="utf-8").strip()
     except PermissionError:
         return Unread(why=f"this user may not read {file}", denied=True)
     except (OSError, UnicodeDecodeError) as error:
-        return TokenAnswer(status=401, says=f"{file} cannot be read: {error}", file=file)
-    url = addresses.urls["remediator"]
+        return Unread(why=f"{file} of Alertmanager's configuration cannot be read here: {error}")
     with _client(url) as client:
         answer = client.post(f"{url}{PATH}", json={"alerts": []}, headers={"Authorization": f"Bearer {given}"})
     return TokenAnswer(status=answer.status_code, says=_word(answer), file=file)

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -76,18 +76,18 @@ def _denied(url: str) -> Unread | None:
     return Unread(why=f"this user may not read and write {path}", denied=True)
 
 
-def read_files(addresses: Addresses, token: Path | None) -> list[File]:
+def read_files(addresses: Addresses, tokens: Sequence[Path]) -> list[File]:
     """The files that gpuwarden trusts, its secrets, and the sockets of the settings."""
     place = addresses.place
     folder = place.env_file.parent if place.env_file else place.data
-    token = token or (folder and folder / "token")
+    tokens = tokens or ([folder / "token"] if folder else [])
     trusted = [
         (addresses.runtime_dir, "the folder", False),
         (addresses.runtime_dir / "host", "the host key", False),
         (place.env_file, "the settings file", False),
         (database_file(addresses.ledger), "the ledger", False),
         (database_file(addresses.queue), "the queue", False),
-        (token, "the token", True),
+        *((each, "the token", True) for each in tokens),
         (_path(addresses.variables.get(FILE_ENV)), "the notify file", True),
         *((each, "the secret of --notify", True) for each in (sorted(folder.glob(f"{SECRET}*")) if folder else ())),
     ]

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 
 from deploy.doctor.facts import Place, Runs, Settings
-from deploy.doctor.finding import Unread
 from deploy.doctor.sources.addresses import Addresses
 from deploy.doctor.sources.rights import is_denied
 from exporter.settings import Settings as ExporterSettings
@@ -20,7 +19,6 @@ from gpuwarden.format import nearest
 from gpuwarden.http.web_config import WebConfig
 from gpuwarden.settings import complaints, unknown_names
 from remediator.commands.notify import FILE_ENV as NOTIFY_FILE_ENV
-from remediator.settings.notify_file import NotifySettings
 from remediator.settings.notify_file import read as read_notify_file
 from remediator.settings.policy_file import PolicyFile
 from remediator.settings.settings import ExecuteSettings, ServeSettings
@@ -42,9 +40,6 @@ def read(addresses: Addresses) -> Settings:
     """Check variables, the environment file, the policy file and the web configuration files."""
     place, checked = addresses.place, []
     problems: list[tuple[str, str]] = []
-    administrators: int | Unread | None = None
-    if NOTIFY_FILE_ENV in addresses.variables:
-        administrators = Unread(why="the notify file is not valid or not readable")
     unreadable: list[str] = []
     ours = {name: value for name, value in addresses.variables.items() if name.startswith("GPUWARDEN_")}
     if place.env_file is not None:
@@ -60,15 +55,13 @@ def read(addresses: Addresses) -> Settings:
             unreadable.append(str(path))
             continue
         try:
-            content = read_file(path)
+            read_file(path)
             checked.append(path.name)
-            if isinstance(content, NotifySettings):
-                administrators = len(content.administrators)
         except GpuwardenError as error:
             problems.append((str(error), f"correct {path}"))
         except OSError as error:
             problems.append((f"{path} cannot be read: {error.strerror}", f"check {path}"))
-    return Settings(checked=checked, problems=problems, unreadable=unreadable, administrators=administrators)
+    return Settings(checked=checked, problems=problems, unreadable=unreadable)
 
 
 def _unknown(addresses: Addresses, place: Place) -> Iterator[tuple[str, str]]:

@@ -19,13 +19,15 @@ from deploy.doctor.links import LINKS, diagnose
 from deploy.doctor.read import read
 from deploy.doctor.sources.addresses import Addresses, find
 from deploy.standalone import debian_packages, up
-from deploy.standalone.config_files import Intervals
+from deploy.standalone.config_files import DIRECT, Intervals
 from deploy.standalone.stack import Chain, Plan
 from gpuwarden.cli.main import main
 from gpuwarden.db import running_up
 from gpuwarden.reporter import Reporter
+from remediator.commands.notify import FILE_ENV
 from remediator.ledger.ledger import Ledger
 from testbed.gpu_simulator import SimulatedGpus, Slot
+from tests.json_server import json_server
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_parts]
@@ -83,18 +85,17 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
     except debian_packages.PartMissing as missing:
         pytest.skip(str(missing))
     work = tmp_path_factory.mktemp("doctor")
-    notify = work / "notify.toml"
-    notify.write_text('mail_server = "mailto://127.0.0.1:9?from=a@example.com"\nadministrators = ["b@example.com"]\n')
-    environment = {"XDG_STATE_HOME": str(work / "state"), "GPUWARDEN_REMEDIATOR_NOTIFY_FILE": str(notify)}
-    plan = Plan(
-        work=work / "data",
-        host=HOST,
-        docker=None,
-        simulate_gpu=work / "gpus.json",
-        intervals=Intervals(scrape_s=1),
-        notify=["mailto://127.0.0.1:9?from=a@example.com&to=b@example.com"],
-    )
+    environment = {"XDG_STATE_HOME": str(work / "state")}
     with ExitStack() as stack:
+        administrator, _ = stack.enter_context(json_server())
+        plan = Plan(
+            work=work / "data",
+            host=HOST,
+            docker=None,
+            simulate_gpu=work / "gpus.json",
+            intervals=Intervals(scrape_s=1),
+            notify=["mailto://127.0.0.1:9?from=a@example.com&to=b@example.com", administrator],
+        )
         chain = Chain(plan)
         stack.enter_context(
             SimulatedGpus(work / "gpus.json", directory=chain.directory, slots=[Slot(worker="w0", gpus=("GPU-0",))])
@@ -132,6 +133,14 @@ def _with_gateway_down(text: str) -> str:
 
 def _without_contact(text: str) -> str:
     config = yaml.safe_load(text)
+    (direct,) = (each for each in config["receivers"] if each["name"] == DIRECT)
+    del direct["email_configs"]
+    return yaml.safe_dump(config, sort_keys=False)
+
+
+def _with_the_remediator_as_contact(text: str) -> str:
+    config = yaml.safe_load(text)
+    config["route"]["routes"] = [each for each in config["route"]["routes"] if each["receiver"] != DIRECT]
     del config["receivers"][0]["email_configs"]
     return yaml.safe_dump(config, sort_keys=False)
 
@@ -215,7 +224,11 @@ def test_stopped_executor_is_the_only_link_named(patient: Patient) -> None:
         ),
         pytest.param(
             "alertmanager", "alertmanager.yml", _without_contact,
-            "contacts", "warning: nobody: Alertmanager's receiver 'people' has no address", id="contacts",
+            "contacts", f"warning: nobody: Alertmanager's receiver '{DIRECT}' has no address", id="contacts",
+        ),
+        pytest.param(
+            "alertmanager", "alertmanager.yml", _with_the_remediator_as_contact,
+            "contacts", "warning: nobody: Alertmanager's receiver 'people' has no address", id="contact-is-remediator",
         ),
     ],
 )  # fmt: skip
@@ -230,6 +243,24 @@ def test_changed_configuration_is_the_only_link_named(
 
     assert named.keys() == {link}
     assert says in named[link]
+
+
+def test_administrators_are_those_of_the_running_serve(patient: Patient, tmp_path: Path) -> None:
+    file, of_caller = patient.chain.notify_file, tmp_path / "notify.toml"
+    assert file is not None
+    before = file.read_text()
+    of_caller.write_text(before)
+    patient.environment[FILE_ENV] = str(of_caller)
+    file.write_text("administrators = []\n")
+    try:
+        eventually(lambda: "notifications" in patient.named(), "it is named", log=lambda: str(patient.named()))
+        named = patient.named()
+    finally:
+        file.write_text(before)
+        del patient.environment[FILE_ENV]
+
+    assert named.keys() == {"notifications"}
+    assert "warning: no administrator is notified of locked workers" in named["notifications"]
 
 
 def test_host_without_workers_has_a_warning(patient: Patient) -> None:

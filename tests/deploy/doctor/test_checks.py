@@ -5,10 +5,12 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,9 @@ from deploy.doctor.facts import (
 from deploy.doctor.finding import Finding, Unread, Verdict, failed, ok, warning
 from deploy.doctor.links import Link, diagnose
 from deploy.doctor.read import read
-from deploy.doctor.routes import integrations, receivers_of, webhook_urls
+from deploy.doctor.routes import integrations, receivers_of
 from deploy.doctor.sources import addresses, local, settings
-from deploy.doctor.sources.http import seconds, shipped_rules
+from deploy.doctor.sources.http import seconds, send_token, shipped_rules
 from gpuwarden.cli.main import main
 from gpuwarden.db.errors import DatabaseError
 from gpuwarden.db.migrate import revisions
@@ -109,9 +111,126 @@ def test_alert_is_routed_as_alertmanager_routes_it(labels: dict[str, str], recei
 
 
 def test_receiver_has_its_addresses() -> None:
-    assert webhook_urls(CONFIG, "hook") == ["<secret>", "http://r/api/v1/alerts"]
     assert integrations(CONFIG, "both") == ["email"]
     assert integrations(CONFIG, "people") == integrations(CONFIG, "missing") == []
+
+
+def sending(url: str, token: str = "") -> dict[str, Any]:
+    """A webhook of Alertmanager."""
+    return {"url": url, "http_config": {"authorization": {"credentials_file": token}}} if token else {"url": url}
+
+
+def alertmanager_of(people: list[dict[str, Any]], remediator: list[dict[str, Any]], *, acting: str) -> Facts:
+    """Routes the watchdog to `remediator`, alerts with a remedy to `acting`, and others to `people`."""
+    watchdog = {"receiver": "remediator", "matchers": ["alertname=GpuwardenWatchdog"]}
+    config = {
+        "route": {"receiver": "people", "routes": [watchdog, {"receiver": acting, "matchers": ['remedy=~".+"']}]},
+        "receivers": [
+            {"name": "people", "webhook_configs": people},
+            {"name": "remediator", "webhook_configs": remediator},
+        ],
+    }
+    acts = replace(RULE, labels={"remedy": "restart_worker"})
+    offset = Offset(of="Prometheus", ahead_s=0)
+    prometheus = facts.Prometheus(
+        url="http://p", exporters=(), down=(), alertmanagers=(), loaded=(), shipped=[acts], offset=offset
+    )
+    return replace(FACTS, alertmanager=facts.Alertmanager(url="http://a", config=config), prometheus=prometheus)
+
+
+SECRET = "<secret>"
+
+
+@pytest.mark.parametrize(
+    ("people", "remediator", "acting", "verdict"),
+    [
+        ([], [sending("http://r/api/v1/alerts")], "remediator", Verdict.OK),
+        ([], [sending(SECRET)], "remediator", Verdict.OK),
+        ([sending(SECRET)], [sending(SECRET)], "people", Verdict.FAILED),
+        ([sending(SECRET)], [sending("http://r/api/v1/alerts")], "people", Verdict.FAILED),
+        ([], [sending("http://r/other")], "remediator", Verdict.FAILED),
+        ([], [], "remediator", Verdict.FAILED),
+    ],
+)
+def test_alerts_with_a_remedy_need_the_receiver_of_the_watchdog(
+    people: list[dict[str, Any]], remediator: list[dict[str, Any]], acting: str, verdict: Verdict
+) -> None:
+    finding = alerts.route(alertmanager_of(people, remediator, acting=acting))
+
+    assert finding is not None
+    assert finding.verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("people", "remediator", "verdict"),
+    [
+        ([sending("http://chat/hook")], [sending("http://r/api/v1/alerts", "token")], Verdict.OK),
+        ([sending(SECRET)], [sending(SECRET, "token")], Verdict.OK),
+        ([sending("http://r/api/v1/notifications")], [sending("http://r/api/v1/alerts")], Verdict.WARNING),
+        ([sending(SECRET, "token")], [sending(SECRET, "token")], Verdict.WARNING),
+        ([sending("http://r/api/v1/alerts")], [], Verdict.WARNING),
+    ],
+)
+def test_the_remediator_is_no_contact_for_alerts_about_itself(
+    people: list[dict[str, Any]], remediator: list[dict[str, Any]], verdict: Verdict
+) -> None:
+    finding = alerts.contacts(alertmanager_of(people, remediator, acting="remediator"))
+
+    assert finding is not None
+    assert finding.verdict is verdict
+
+
+@contextmanager
+def webhook_with(token: str) -> Iterator[str]:
+    """A webhook that accepts one token."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(202 if self.headers["Authorization"] == f"Bearer {token}" else 401)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("shows_urls", "token", "status"),
+    [
+        (True, "box2", 202),
+        (True, "other", 401),
+        (False, "box2", 202),
+        (False, "other", 401),
+        (False, "missing", None),
+    ],
+)
+def test_of_two_webhooks_the_token_of_this_one_is_tried(
+    open_folder: Path, shows_urls: bool, token: str, status: int | None
+) -> None:
+    """docs/how-to/several-hosts.md: one receiver with the webhook of each host. This host is box2."""
+    for name in ("box1", "box2"):
+        (open_folder / name).write_text(f"{name}\n")
+    with webhook_with(token) as url:
+        found = installed(open_folder)
+        found = replace(found, urls={**found.urls, "remediator": url})
+        box2 = open_folder / ("missing" if token == "missing" else "box2")
+        hooks = [
+            sending(f"{each}/api/v1/alerts" if shows_urls else SECRET, str(file))
+            for each, file in (("https://box1.example:9836", open_folder / "box1"), (url, box2))
+        ]
+        answer = send_token(found, alertmanager_of([], hooks, acting="remediator").alertmanager)
+
+    assert (answer.status if isinstance(answer, facts.TokenAnswer) else None) == status
+    if isinstance(answer, Unread):
+        assert f"{box2} of Alertmanager's configuration cannot be read here" in answer.why
 
 
 RULE = Rule(group="g", name="GpuwardenA", query="a > 1", for_s=10, labels={"remedy": "r"}, annotations={"summary": "s"})
@@ -319,7 +438,7 @@ def test_rights_of_other_users_are_read(open_folder: Path) -> None:
     (open_folder / "notify-1").write_text("password")
     (open_folder / "notify-1").chmod(0o644)
 
-    rights = {each.path.name: each for each in local.read_files(found, token)}
+    rights = {each.path.name: each for each in local.read_files(found, [token])}
 
     assert rights.keys() == {
         open_folder.joinpath("run").name,
@@ -335,7 +454,7 @@ def test_rights_of_other_users_are_read(open_folder: Path) -> None:
     assert rights["ledger.db"].others == 6
     assert rights["docker.sock"].missing
     open_folder.chmod(0o700)
-    assert {each.others for each in local.read_files(found, token)} == {0}
+    assert {each.others for each in local.read_files(found, [token])} == {0}
 
 
 def test_modules_of_http_are_imported_before_threads_use_them() -> None:
@@ -382,7 +501,6 @@ def test_parts_that_this_user_may_not_read_are_unknown(open_folder: Path) -> Non
         "ledger": Verdict.UNKNOWN,
         "queue": Verdict.UNKNOWN,
         "executor": Verdict.UNKNOWN,
-        "notifications": Verdict.UNKNOWN,
     }
     assert named["ledger"].says == f"could not look: this user may not read and write {open_folder}/ledger.db"
     assert named["ledger"].fix == "run the command as root, or as the user of `gpuwarden up`"
@@ -445,18 +563,27 @@ def test_token_is_checked(found: Facts, answer: facts.TokenAnswer | Unread, verd
 
 
 def with_notices(unsent: Unsent, administrators: int | None) -> Facts:
-    known = on_host(settings=Settings(checked=(), administrators=administrators))
-    return replace(known, ledger=facts.Ledger(now_s=10_000.0, executors=(), unsent=unsent))
+    """A page of `serve` with this number of administrators. The settings that doctor finds name a notify file."""
+    name = "gpuwarden_remediator_notification_administrators"
+    samples = [] if administrators is None else [Sample(name=name, labels={}, value=administrators)]
+    known = on_host(settings=Settings(checked=("notify.toml",)))
+    page = Page(url="http://w", not_ready="", samples=samples)
+    return replace(known, webhook=page, ledger=facts.Ledger(now_s=10_000.0, executors=(), unsent=unsent))
+
+
+NOTHING = Unsent(waiting=0, oldest_at=None, failing_since=None)
 
 
 @pytest.mark.parametrize(
     ("found", "verdict", "says"),
     [
-        (with_notices(Unsent(waiting=0, oldest_at=None, failing_since=None), 2), Verdict.OK, "2 administrators"),
-        (with_notices(Unsent(waiting=0, oldest_at=None, failing_since=None), 0), Verdict.WARNING, "no administrator"),
-        (with_notices(Unsent(waiting=0, oldest_at=None, failing_since=None), None), Verdict.WARNING, "NOTIFY_FILE"),
+        (with_notices(NOTHING, 2), Verdict.OK, "2 administrators"),
+        (with_notices(NOTHING, 0), Verdict.WARNING, "the running `serve` has none; add"),
+        (with_notices(NOTHING, None), Verdict.WARNING, "no notify file; write"),
+        (with_notices(NOTHING, None), Verdict.WARNING, "gpuwarden.env; systemctl restart gpuwarden-remediator"),
+        (replace(with_notices(NOTHING, 2), webhook=NOT_READ), Verdict.UNKNOWN, "not read"),
         (
-            with_notices(Unsent(waiting=1, oldest_at=0.0, failing_since=9_000.0, failing=((None, "refused"),)), 1),
+            with_notices(Unsent(waiting=0, oldest_at=None, failing_since=9_000.0, failing=((None, "refused"),)), 1),
             Verdict.FAILED,
             "messages fail for 16 min 40 s: refused",
         ),
