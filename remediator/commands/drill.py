@@ -6,14 +6,17 @@ Exit codes: 0 every hop answered; 1 a hop did not; 2 usage error.
 """
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, Self
 
+from gpuwarden.db.running_up import LEDGER_ENV, of_up
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import Parser, count_of, format_duration, operator_name, show, show_json
 from remediator.commands.addresses import NONE, add_addresses
@@ -43,7 +46,7 @@ NOTIFICATION: Final = "notification"
 """The last hop, with `--notify`."""
 
 NOTIFICATION_TIMEOUT_S: Final = 90.0
-"""Most seconds of the last hop. A message waits 60 s after the first one of an hour."""
+"""Most seconds of the last hop. The rate limit does not delay it."""
 
 TIMEOUT_MAX_S: Final = sum(HOP_TIMEOUT_S.values()) + NOTIFICATION_TIMEOUT_S
 
@@ -60,6 +63,16 @@ FIXES: Final[Mapping[str, str]] = {
     NOTIFICATION: "run `gpuwarden notify test`, and see the log of `gpuwarden remediator serve`",
 }
 
+LOGS_OF_UP: Final[Mapping[str, str]] = {
+    "serve": "serve",
+    "prometheus": "prometheus",
+    "rule": "prometheus",
+    "alertmanager": "alertmanager",
+    "webhook": "alertmanager",
+    "executor": "execute",
+}
+"""The part of `gpuwarden up` that a hop needs. `up` writes its files and starts it."""
+
 
 @dataclass(kw_only=True)
 class Hop:
@@ -69,6 +82,7 @@ class Hop:
     passed: bool = False
     at_s: float | None = None
     says: str = ""
+    fix: str = ""
     unreachable_since_s: float | None = None
 
     def fail(self, says: str, *, now_s: float, unreachable: bool = False) -> None:
@@ -117,11 +131,29 @@ def run(ledger: Ledger, wanted: argparse.Namespace) -> Result:
         ledger.chain.end({each.drill_id: name for each in drills})
         if wanted.notify and not passed:
             ledger.notices.withdraw(_key(drills), now=ledger.now())
-    return conclude(hops, broken, took_s=time.monotonic() - began_s)
+    return conclude(
+        hops, broken, took_s=time.monotonic() - began_s, in_up=fixes_in_up(wanted.ledger, of_up(os.environ))
+    )
 
 
-def conclude(hops: Sequence[Hop], broken: Hop | None, *, took_s: float) -> Result:
-    """Compute the time of each hop. A hop was not later than the next one, which may have been noticed first."""
+def fixes_in_up(ledger: str, up: Mapping[str, str]) -> dict[str, str]:
+    """The repairs of hops if the running `gpuwarden up` has this ledger."""
+    if not ledger or up.get(LEDGER_ENV) != ledger:
+        return {}
+    logs = Path(ledger.removeprefix("sqlite:///")).parent.parent / "log"
+    return {
+        hop: f"read {logs / part}.log; `gpuwarden up` starts a part that exits, and restarting `up` writes its files"
+        for hop, part in LOGS_OF_UP.items()
+    }
+
+
+def conclude(
+    hops: Sequence[Hop], broken: Hop | None, *, took_s: float, in_up: Mapping[str, str] | None = None
+) -> Result:
+    """Compute the time of each hop. A hop was not later than the next one, which may have been noticed first.
+
+    `in_up` has the repairs of hops in a chain that `gpuwarden up` runs.
+    """
     later_s = took_s
     for hop in reversed(hops):
         if hop.at_s is not None:
@@ -133,7 +165,8 @@ def conclude(hops: Sequence[Hop], broken: Hop | None, *, took_s: float) -> Resul
         result.hops.append({"hop": hop.name, "passed": hop.passed, "seconds": seconds, "says": hop.says})
     if broken is not None:
         result.took_s = took_s
-        result.broken, result.says, result.fix = broken.name, broken.says, FIXES[broken.name]
+        result.broken, result.says = broken.name, broken.says
+        result.fix = broken.fix or (in_up or {}).get(broken.name) or FIXES[broken.name]
     return result
 
 
@@ -293,28 +326,35 @@ class _Watch:
         """Add the cause of the failure, if it is known."""
         if hop.name == "webhook":
             refused = [row for row in self._ledger.inbox.refused() if row[3].get("drill") in self._numbers]
-            hop.says += f": refused: {refused[0][2]}" if refused else self._suppressed()
+            if refused:
+                hop.says += f": refused: {refused[0][2]}"
+                hop.fix = f"load this version's rules unchanged: {ALERT} was refused for its labels"
+            else:
+                self._explain_suppressed(hop)
         elif hop.name == "executor":
             beats, now = self._ledger.executors.last_beats(), self._ledger.now()
             silent = {each.host: now - beats[each.host] for each in self._drills if each.host in beats}
             late = [f"{host} for {format_duration(age_s)}" for host, age_s in silent.items() if age_s > BEAT_MAX_S]
             hop.says += f"; no heartbeat of {', '.join(late)}" if late else ""
 
-    def _suppressed(self) -> str:
-        """Why Alertmanager does not send the alert, if it says so."""
+    def _explain_suppressed(self, hop: Hop) -> None:
+        """Add why Alertmanager does not send the alert, if it says so."""
         import httpx  # noqa: PLC0415 - slow to import
 
         try:
             found = self._listed(self._wanted.alertmanager.rstrip("/"))
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
-            return ""
+            return
         silences = sorted({each for alert in found for each in alert["status"]["silencedBy"]})
-        if silences:
-            return f": silenced by {', '.join(silences)}, which `amtool silence expire` ends"
-        if any(alert["status"]["inhibitedBy"] for alert in found):
-            return ": inhibited by another alert"
         receivers = sorted({each["name"] for alert in found for each in alert["receivers"]})
-        return f": Alertmanager has it for {', '.join(receivers)}" if receivers else ""
+        if silences:
+            hop.says += f": silenced by {', '.join(silences)}"
+            hop.fix = f"run `amtool silence expire {' '.join(silences)}`, or wait until it ends"
+        elif any(alert["status"]["inhibitedBy"] for alert in found):
+            hop.says += ": inhibited by another alert"
+            hop.fix = f"correct inhibit_rules of alertmanager.yml: none may match {ALERT}"
+        elif receivers:
+            hop.says += f": Alertmanager has it for {', '.join(receivers)}"
 
     def _published(self, url: str) -> Mapping[str, float | None]:
         answer = self._client.get(f"{url}/metrics").raise_for_status()

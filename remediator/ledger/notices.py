@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, func, literal_col
 
 from gpuwarden.db.locks import advisory_lock
 from gpuwarden.db.transactions import reading, upsert, writing
+from remediator.alert import DRILL
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.journal import storable
 from remediator.ledger.schema import NOTICE_RECIPIENTS, NOTICES, WAITING
@@ -130,7 +131,7 @@ class Notices(LedgerPart):
                 _insert(connection, [_row(each) for each in notices])
 
     def expand(self, administrators: int, *, now: float) -> None:
-        """Give each of the `administrators` of this process its own row of notices for administrators."""
+        """Give each of the `administrators` of this process its own row. The message of a drill is sent at once."""
         new: Where = NOTICES.c.recipient == ADMINISTRATORS, literal_column(WAITING)
         with reading(self._engine) as connection:
             if connection.scalar(select(NOTICES.c.notice_id).where(*new).limit(1)) is None:
@@ -147,6 +148,9 @@ class Notices(LedgerPart):
                 )
                 its = NOTICES.c.notice_id.in_([row.notice_id for row in found])
                 connection.execute(update(NOTICES).where(its).values(state="expanded", ended_at=now))
+                if any(row.kind == DRILL for row in found):  # an operator waits for it
+                    people = NOTICE_RECIPIENTS.c.address.is_(None)
+                    connection.execute(update(NOTICE_RECIPIENTS).where(people).values(next_at=now))
             else:
                 old = NOTICES.c.at < now - UNADDRESSED_S
                 connection.execute(update(NOTICES).where(*new, old).values(state="dropped", ended_at=now))

@@ -48,6 +48,26 @@ def test_broken_hop_is_named_with_its_repair() -> None:
     ]
 
 
+def test_repair_of_a_hop_in_up_is_its_log() -> None:
+    its = hops(0.5, None, None, None, None, None)
+    up = {"GPUWARDEN_REMEDIATOR_LEDGER": "sqlite:////data/ledger/ledger.db"}
+
+    fixes = drill.fixes_in_up("sqlite:////data/ledger/ledger.db", up)
+
+    assert conclude(its, its[1], took_s=9.0, in_up=fixes).fix.startswith(
+        "read /data/log/prometheus.log; `gpuwarden up`"
+    )
+    assert fixes.keys() == drill.HOP_TIMEOUT_S.keys()
+    assert drill.fixes_in_up("sqlite:////other/ledger/ledger.db", up) == drill.fixes_in_up("", {}) == {}
+
+
+def test_repair_of_a_silenced_alert_is_not_the_route() -> None:
+    its = hops(0.5, 3.0, 4.0, 5.0, None, None)
+    its[4].fix = "run `amtool silence expire`"
+
+    assert conclude(its, its[4], took_s=9.0, in_up={"webhook": "x"}).fix == "run `amtool silence expire`"
+
+
 @pytest.mark.parametrize(
     ("unreachable_since_s", "since_s", "now_s", "over"),
     [(None, 10.0, 39.0, False), (None, 10.0, 40.0, True), (12.0, 10.0, 21.0, False), (12.0, 10.0, 22.0, True),
@@ -100,11 +120,11 @@ def test_message_that_is_not_sent_says_why(ledger: Ledger) -> None:
     assert says() == "administrator 1: connection refused"
     again = notices.claim("administrator 0", now=now + BACKOFF_S)
     assert again is not None
+    notices.notify_administrators(key="drill 2", kind="drill", title="t", text="t", now=now)
+    notices.expand(1, now=now)
     notices.mark_sent(again, now=now + BACKOFF_S)
     assert [each.state for each in notices.deliveries("drill 1")] == ["sent"]
 
-    notices.notify_administrators(key="drill 2", kind="drill", title="t", text="t", now=now)
-    notices.expand(1, now=now)
     found = notices.deliveries("drill 2")
     assert drill.unsent_says(found, now=now + BACKOFF_S).startswith("administrator 1 gets its next message in 1 min,")
     notices.withdraw("drill 2", now=now)

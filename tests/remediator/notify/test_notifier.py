@@ -134,6 +134,30 @@ def test_each_further_message_of_an_hour_waits_a_minute_longer(
 
 
 @pytest.mark.both_databases
+def test_the_message_of_a_drill_waits_for_no_rate_limit_and_no_failure(
+    ledger: Ledger, notifier: Notifier, server: Server
+) -> None:
+    def drill(at: float) -> None:
+        ledger.notices.notify_administrators(key=f"drill {at}", kind="drill", title="t", text="t", now=at)
+        for second in (0, GATHER_S):
+            turn(notifier, at + second)
+
+    for second in range(0, 400, 5):
+        raise_event(ledger, second, now=NOW + second)
+        turn(notifier, NOW + second)
+    sent = len(server.got)
+    drill(NOW + 400)
+    server.error = "connection refused"
+    for second in range(1000, 1600, 5):
+        raise_event(ledger, second, now=NOW + second)
+        turn(notifier, NOW + second)
+    server.error = None
+    drill(NOW + 1600)
+
+    assert len(server.got) == sent + 2
+
+
+@pytest.mark.both_databases
 def test_nothing_is_lost_while_the_server_is_down_for_ten_minutes(
     ledger: Ledger, notifier: Notifier, server: Server
 ) -> None:
