@@ -484,6 +484,7 @@ def test_mail_arrives_after_the_smtp_server_was_down(ledger: Ledger, tmp_path: P
     box = new_mailbox()
     path = tmp_path / "mail.toml"
     path.write_text(f'mail_server = "{box.url}"\nadministrators = ["{OPS}", "second@example.com"]\n')
+    keep_alive(ledger)
     notifier = Notifier(ledger, path)
     raise_event(ledger)
     for second in (5, 60, 300):
