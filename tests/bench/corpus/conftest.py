@@ -7,15 +7,16 @@ import pytest
 from bench.corpus import host, judge
 from bench.corpus.judge import Played
 from bench.corpus.scenario import Scenario
-from tests.bench.corpus.scenes import SCENARIOS, Always, Series, without_promtool
+from tests.bench.corpus.scenes import SCENARIOS, Always, Series, without_promtool, write_judged_rules
 
 
 @pytest.fixture(scope="module")
-def played() -> Mapping[str, Played]:
-    """Every scenario by its name, from one run of promtool."""
+def played(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Played]:
+    """Every scenario by its name, from one run of promtool with the rules that verdicts read."""
     if missing := without_promtool():
         pytest.skip(missing)
-    return {each.scenario.name: each for each in judge.play(SCENARIOS)}
+    rules = write_judged_rules(tmp_path_factory.mktemp("judged"))
+    return {each.scenario.name: each for each in judge.play(SCENARIOS, rules)}
 
 
 @pytest.fixture

@@ -178,6 +178,22 @@ def test_series_of_scenarios_are_documented_with_their_labels(begins: str) -> No
 OF_FAULTS: Final = set(Condition) - scale_tenant.CONFIRMABLE
 """Conditions with verdicts: a tenant on demand that is off or idle is no fault."""
 
+EXAMPLES: Final = (
+    "fills two cards",
+    "is allowed ten minutes",
+    "is killed for want of memory and its",
+    "wedges after a hundred",
+    "fails every item of a run as",
+    "hangs because its GPU fell off",
+    "deadlocks at 100 % as a gang of two ranks on one host",
+    "hangs while another worker of its container takes",
+    "falls off the bus with two instances",
+    "ends by a memory error that ECC cannot correct",
+    "is held down by heat and steps half",
+    "is on a GPU of a node of Kubernetes that an operator takes out",
+)
+"""Scenarios with every series of a rule that any scenario has."""
+
 UNPLAYED: Final = {
     **dict.fromkeys(
         (
@@ -241,22 +257,8 @@ def test_every_series_of_a_rule_is_in_a_scenario_or_listed_as_unplayed() -> None
     read = {name for rule in rules for name in re.findall(r"\bgpuwarden_[a-z0-9_]+", rule["expr"])}
     of_faults = [rule for rule in rules if rule.get("labels", {}).get("remedy") not in ("scale_tenant", "drill")]
     acting = [rule["expr"] for rule in of_faults if "remedy" in rule.get("labels", {}) or "record" in rule]
-    examples = (
-        "fills two cards",
-        "is allowed ten minutes",
-        "is killed for want of memory and its",
-        "wedges after a hundred",
-        "fails every item of a run as",
-        "hangs because its GPU fell off",
-        "deadlocks at 100 % as a gang of two ranks on one host",
-        "hangs while another worker of its container takes",
-        "falls off the bus with two instances",
-        "ends by a memory error that ECC cannot correct",
-        "is held down by heat and steps half",
-        "is on a GPU of a node of Kubernetes that an operator takes out",
-    )
 
-    found = {name for begins in examples for name, _ in host.series(named(begins), wanted=read)}
+    found = {name for begins in EXAMPLES for name, _ in host.series(named(begins), wanted=read)}
 
     assert len(read) > 50
     assert read - found == set(UNPLAYED)
@@ -271,6 +273,17 @@ def test_our_rules_are_never_late_and_miss_nothing(played: Mapping[str, Played])
     assert (found.missed, found.missed_others, max(found.late_evaluations)) == (0, 0, 0)
     assert found.others > 50
     assert len(found.late_s) == found.jobs + found.others
+
+
+@pytest.mark.needs_parts
+@pytest.mark.slow
+@pytest.mark.parametrize("begins", [EXAMPLES, pytest.param(("",), marks=pytest.mark.nightly)], ids=["examples", "all"])
+def test_no_rule_fails_and_all_rules_together_change_no_verdict(
+    begins: tuple[str, ...], played: Mapping[str, Played]
+) -> None:
+    some = [each for each in SCENARIOS if each.name.startswith(begins)]
+
+    assert judge.play(some) == [played[each.name] for each in some]
 
 
 @pytest.mark.needs_parts
