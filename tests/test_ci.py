@@ -29,7 +29,7 @@ def make(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProce
     own = {name: value for name, value in os.environ.items() if "MAKE" not in name and not name.endswith("_ARGS")}
     return subprocess.run(
         ["make", "--no-print-directory", *arguments],
-        cwd=folder, env=own | env, capture_output=True, text=True, timeout=60, check=False,
+        cwd=folder, env=own | env, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
 
 
