@@ -6,6 +6,7 @@ names, jobs, incarnations and processes.
 
 import fcntl
 import http.client
+import itertools
 import json
 import os
 import socket
@@ -61,21 +62,23 @@ def value_of(name: str, schema: Any, facts: Any) -> Any:
 
 
 def operations(facts: Any) -> list[Any]:
-    """Each operation with each name and each job, and with headers of another host."""
+    """Each operation with each name, job and queue, and with headers of another host."""
     document = ask("GET", "/openapi.json", None, {})[1]
     done = []
     for path, methods in document["paths"].items():
         for method, its in methods.items():
             fields = its["requestBody"]["content"]["application/json"]["schema"]["properties"]
-            for worker in facts["names"]:
+            queues = facts["queues"] if "queue" in fields else [None]
+            for worker, queue in itertools.product(facts["names"], queues):
                 for job in facts["jobs"]:
-                    known = {**facts["fields"], **job}
+                    known = {**facts["fields"], **job, "queue": queue}
                     body = {name: value_of(name, schema, known) for name, schema in fields.items()}
                     body |= {"worker": worker, "host": "box2", "timeout_s": 0}
                     headers = {"Gpuwarden-Host": "box2", "Authorization": "Bearer " + facts["token"]}
                     status, answer = ask(method.upper(), path, json.dumps(body), headers)
                     job_id = job["job_id"] if "job_id" in fields else None
-                    done.append({"path": path, "worker": worker, "job": job_id, "status": status, "answer": answer})
+                    its_own = {"path": path, "worker": worker, "queue": queue, "job": job_id}
+                    done.append({**its_own, "status": status, "answer": answer})
     others = ("/v1/submit", "/v1/../v1/claim", "/metrics", "/api/v1/report_gpu/", "/-/healthy", "/v1/cancel")
     tried = [(path, method) for path in others for method in ("GET", "POST", "DELETE")]
     done += [{"path": path, "worker": "", "status": ask(method, path, "{}", {})[0]} for path, method in tried]
@@ -187,7 +190,7 @@ class Flood:
         number = 0
         while time.monotonic() < self.until:
             number += 1
-            held += [opened(wait_for(f"r{number}")), opened(half), opened(b"POST /v1")]
+            held += [opened(wait_for(f"q{number % 20}")), opened(half), opened(b"POST /v1")]
             while len(held) > 600:
                 held.pop(0).close()
 

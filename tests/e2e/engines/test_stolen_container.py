@@ -6,12 +6,11 @@ The attacker is root in a container without network that has one folder of the h
 import hashlib
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +18,7 @@ from typing import Any, Final
 import docker
 import httpx
 import pytest
+from sqlalchemy import Engine, inspect, text
 
 from exporter.sources import workers
 from gpuwarden import state_file
@@ -32,6 +32,7 @@ from remediator.actuators import ActuatorError
 from remediator.actuators.process import ProcessActuator
 from remediator.ledger.ledger import Ledger
 from testbed.docker_engine import NoEngine, docker_engine, podman_engine
+from testbed.postgres import Postgres
 from testbed.worker_image import worker_image
 from tests.asking import PLAIN
 from tests.e2e.running import free_ports
@@ -65,8 +66,7 @@ class Scene:
 
     run: Path
     secret: Path
-    queue: Path
-    ledger: Path
+    databases: dict[str, Engine]
     store: JobStore
     token: str
     ports: dict[str, int]
@@ -82,27 +82,30 @@ class Scene:
             {"job_id": each.job_id, "attempt": each.attempt, "incarnation": each.claimed_by or "i-ended"}
             for each in self.jobs.values()
         ]
-        fields = {"queue": "gpu", "lease_s": 9000, "within_s": 9000, "item": "a", "reason": "stolen", "gpus": []}
-        its = {"names": [STOLEN, *OTHERS], "jobs": jobs, "fields": fields, "token": self.token}
+        fields = {"lease_s": 9000, "within_s": 9000, "item": "a", "reason": "stolen", "gpus": []}
+        its = {
+            "names": [STOLEN, *OTHERS],
+            "queues": ["gpu", "other"],
+            "jobs": jobs,
+            "fields": fields,
+            "token": self.token,
+        }
         return json.dumps({**its, "folder": str(self.run), "secret": str(self.secret), **more})
 
-    def dump(self) -> dict[str, list[tuple[Any, ...]]]:
+    def dump(self) -> dict[str, list[str]]:
         """All rows of queue and ledger, but the attacker's own worker, and when a token and its host were last seen."""
         found = {}
-        for path in (self.queue, self.ledger):
-            with closing(sqlite3.connect(path)) as connection:
-                tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-                for (table,) in tables:
+        for name, engine in self.databases.items():
+            with engine.connect() as connection:
+                for table in inspect(connection).get_table_names():
                     if table == "hosts":
                         continue  # a gateway notes that it heard its host
-                    rows = connection.execute(f'SELECT * FROM "{table}"')  # noqa: S608 - names of our tables
-                    columns = [each[0] for each in rows.description]
-                    kept = [dict(zip(columns, row, strict=True)) for row in rows]
-                    found[f"{path.name} {table}"] = [
-                        tuple(value for name, value in each.items() if name != "last_seen_at")
-                        for each in kept
+                    rows = connection.execute(text(f'SELECT * FROM "{table}"'))  # noqa: S608 - names of our tables
+                    found[f"{name} {table}"] = sorted(
+                        str({column: value for column, value in each.items() if column != "last_seen_at"})
+                        for each in rows.mappings()
                         if each.get("worker") not in {STOLEN, *(f"{STOLEN}-{number}" for number in range(1, 64))}
-                    ]
+                    )
         return found
 
     def secrets(self) -> list[str]:
@@ -133,33 +136,41 @@ class Scene:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(docker_engine, id="docker", marks=pytest.mark.needs_docker),
-        pytest.param(podman_engine, id="podman", marks=pytest.mark.needs_podman),
+        pytest.param(
+            (docker_engine, "postgresql"), id="docker", marks=[pytest.mark.needs_docker, pytest.mark.needs_postgres]
+        ),
+        pytest.param((podman_engine, "sqlite"), id="podman", marks=pytest.mark.needs_podman),
     ],
 )
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """The gateways run, each other slot has a job, and the attacker's worker has registered."""
     folder = tmp_path_factory.mktemp("stolen")
+    started, backend = request.param
+    url = f"sqlite:///{folder / 'queue.db'}"
+    if backend == "postgresql":
+        postgres: Postgres = request.getfixturevalue("postgres")
+        postgres.create("stolen")
+        url = postgres.url("stolen")
     with ExitStack() as stack:
-        engine = stack.enter_context(request.param(folder / "engine"))
+        engine = stack.enter_context(started(folder / "engine"))
         if isinstance(engine, NoEngine):
             pytest.skip(engine.reason)
         client = docker.DockerClient(base_url=engine.base_url)
         stack.callback(client.close)
-        yield _scene(folder, client, stack)
+        yield _scene(folder, url, client, stack)
 
 
-def _scene(folder: Path, client: docker.DockerClient, stack: ExitStack) -> Scene:
-    run, queue, ledger = folder / "run", folder / "queue.db", folder / "ledger.db"
+def _scene(folder: Path, url: str, client: docker.DockerClient, stack: ExitStack) -> Scene:
+    run = folder / "run"
     for name in (STOLEN, *OTHERS):
         (run / name).mkdir(parents=True)
     (run / "host").write_text("box1\n")
     secret = folder / "secret"
     secret.write_text("kept")
     secret.chmod(0o600)
-    store = JobStore.open(f"sqlite:///{queue}")
+    store, ledger = JobStore.open(url), Ledger.open(f"sqlite:///{folder / 'ledger.db'}")
     stack.callback(store.close)
-    Ledger.open(f"sqlite:///{ledger}").close()
+    stack.callback(ledger.close)
     (folder / "token").write_text(store.host_tokens.enrol("box1", now=store.now()))
     token = store.host_tokens.enrol("box2", now=store.now())
     ports = free_ports(("central", "host"))
@@ -172,9 +183,11 @@ def _scene(folder: Path, client: docker.DockerClient, stack: ExitStack) -> Scene
         stack.callback(process.kill)
         return process
 
-    started("central", "--queue-db", f"sqlite:///{queue}")
+    started("central", "--queue-db", url)
     central = f"http://127.0.0.1:{ports['central']}"
-    gateway = started(*("host", "--central", central, "--token-file", str(folder / "token"), "--runtime-dir", str(run)))
+    its = ["--central", central, "--token-file", str(folder / "token"), "--runtime-dir", str(run)]
+    limits = ["*=gpu", "w*=other", *(f"{STOLEN}=q{number}" for number in range(20))]
+    gateway = started("host", *its, *(f"--queue={each}" for each in limits))
     for name in (STOLEN, *OTHERS):
         eventually((run / name / SOCKET_NAME).is_socket, "the sockets are there")
     image = worker_image(client, extra={"/app/stolen.py": SCRIPT})
@@ -201,8 +214,8 @@ def _scene(folder: Path, client: docker.DockerClient, stack: ExitStack) -> Scene
         return json.loads(said)
 
     scene = Scene(
-        run=run, secret=secret, queue=queue, ledger=ledger, store=store, token=token, ports=ports, gateway=gateway,
-        attack=attack, jobs={},
+        run=run, secret=secret, databases={"queue": store._engine, "ledger": ledger._engine}, store=store,
+        token=token, ports=ports, gateway=gateway, attack=attack, jobs={},
     )  # fmt: skip
     ended = _claimed(scene, "w3", "i-ended")
     claim: dict[str, Any] = {"attempt": ended.attempt, "incarnation": "i-ended", "now": 0.0}
@@ -210,6 +223,8 @@ def _scene(folder: Path, client: docker.DockerClient, stack: ExitStack) -> Scene
     scene.jobs["ended"] = store.job(ended.job_id)
     for name in OTHERS:
         scene.jobs[name] = _claimed(scene, name)
+    job_id = store.runs.submit(Submission(queue="other", payload={"secret": 1}), now=store.now())
+    scene.jobs["queued"] = store.job(job_id)
     return scene
 
 
@@ -225,7 +240,7 @@ def _claimed(scene: Scene, name: str, incarnation: str | None = None) -> Job:
     return job
 
 
-def test_no_operation_reaches_another_slot_job_or_host(scene: Scene) -> None:
+def test_no_operation_reaches_another_slot_job_queue_or_host(scene: Scene) -> None:
     before, secrets, refused = scene.dump(), scene.secrets(), scene.refusals()
 
     found = scene.attack("operations", scene.facts())
@@ -233,7 +248,10 @@ def test_no_operation_reaches_another_slot_job_or_host(scene: Scene) -> None:
     tried = [each for each in found if each["path"].removeprefix(PREFIX) in OPERATIONS and each["worker"]]
     assert {each["path"].removeprefix(PREFIX) for each in tried} == set(OPERATIONS)
     assert {each["status"] for each in tried if each["worker"] in OTHERS} == {403}
-    own = [each for each in tried if each["worker"] == STOLEN]
+    own = [each for each in tried if each["worker"] == STOLEN and each["queue"] != "other"]
+    elsewhere = [each for each in tried if each["worker"] == STOLEN and each["queue"] == "other"]
+    assert {each["path"] for each in elsewhere} == {each["path"] for each in own if each["queue"] == "gpu"}
+    assert {(each["status"], each["answer"]["error"]["kind"]) for each in elsewhere} == {(403, "queue")}
     on_jobs = [each for each in own if issubclass(OPERATIONS[each["path"].removeprefix(PREFIX)], OnJob)]
     assert {(each["status"], bool(each["answer"]["result"])) for each in on_jobs} == {(200, False)}
     assert {each["status"] for each in found if each not in tried} <= {404, 405}
@@ -242,6 +260,7 @@ def test_no_operation_reaches_another_slot_job_or_host(scene: Scene) -> None:
     more = {reason: count - refused.get(reason, 0) for reason, count in scene.refusals().items()}
     assert more["name"] == len([each for each in tried if each["worker"] in OTHERS])
     assert more["job"] >= len(on_jobs)
+    assert more["queue"] == len(elsewhere)
     assert more["unknown"]
 
 
@@ -320,6 +339,10 @@ def test_jobs_of_the_others_complete_after_all(scene: Scene) -> None:
         its: dict[str, Any] = {"attempt": job.attempt, "incarnation": job.claimed_by, "now": 0.0}
         assert scene.door(name).claims.complete(job.job_id, **its, result=name)
         assert scene.store.job(job.job_id).state is State.COMPLETED
+    its = {"host": "", "worker": "w2", "incarnation": "i-w2", "now": 0.0}
+    found = scene.door("w2").claims.claim("other", **its, lease_s=600)
+    assert found is not None
+    assert found.job_id == scene.jobs["queued"].job_id
 
 
 def _id(pid: int) -> list[int]:
