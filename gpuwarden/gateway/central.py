@@ -52,7 +52,7 @@ class Hosts:
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
-        self._limiter = CapacityLimiter(THREADS)
+        self._checks, self._reads = CapacityLimiter(THREADS), CapacityLimiter(1)
         self._checking = 0
         self._known: dict[tuple[bytes, HostScope], _Known] = {}
         self._read_s = 0.0
@@ -117,7 +117,7 @@ class Hosts:
         began_s = time.monotonic()
         try:
             token_ids = {known.token_id for known in self._known.values()}
-            valid = await to_thread.run_sync(self._valid, token_ids, limiter=self._limiter)
+            valid = await to_thread.run_sync(self._valid, token_ids, limiter=self._reads)
         except DatabaseError as error:
             raise RefusedError(503, "database", str(error)) from None
         finally:
@@ -137,7 +137,7 @@ class Hosts:
     async def _verified(self, token: str, scope: HostScope) -> HostToken | None:
         self._checking += 1
         try:
-            return await to_thread.run_sync(self._ask, token, scope, limiter=self._limiter)
+            return await to_thread.run_sync(self._ask, token, scope, limiter=self._checks)
         except DatabaseError as error:
             raise RefusedError(503, "database", str(error)) from None
         finally:

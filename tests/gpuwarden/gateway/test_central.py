@@ -1,13 +1,17 @@
 """A central gateway with TLS, in front of which hosts have gateways."""
 
+import json
+import socket
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from gpuwarden.gateway.app import HOST_BOUNDS
 from gpuwarden.gateway.client import GatewayChanges, GatewayStore
 from gpuwarden.gateway.operations import OPERATIONS, OnJob
 from gpuwarden.gateway.wire import HOST, PREFIX, SOCKET_NAME
@@ -209,6 +213,42 @@ def test_bad_messages_of_a_host_are_refused(central: CentralDoor, store: JobStor
     assert [ask(central, path, body, token)[0] for path, body in BAD] == [422] * len(BAD)
     assert [ask(central, path, body, "wrong")[0] for path, body in BAD] == [401] * len(BAD)
     assert store.counts.snapshot(now=store.now()).workers == {}
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_flood_of_a_host_and_of_wrong_tokens_is_refused_and_others_are_served(
+    spawn: Spawn, tmp_path: Path, url: str, store: JobStore
+) -> None:
+    """The flood is 1000 open requests of a host, and 400 requests at once with wrong tokens."""
+    central = CentralDoor(spawn, tmp_path, url)
+    box1, box2, box3 = (store.host_tokens.enrol(host, now=store.now()) for host in ("box1", "box2", "box3"))
+    body = {"worker": "w1", "queue": "gpu", "incarnation": "i1", "lease_s": 600, "timeout_s": 30}
+    worker = {"worker": "w1"}
+
+    def held(token: str) -> socket.socket:
+        sent = json.dumps(body)
+        lines = ("POST /v1/wait HTTP/1.1", "Host: x", f"Authorization: Bearer {token}", f"Content-Length: {len(sent)}")
+        connection = stack.enter_context(socket.create_connection(("127.0.0.1", central.port), 30))
+        connection.sendall("\r\n".join((*lines, "", sent)).encode())
+        return connection
+
+    assert ask(central, "register", body, box2)[0] == 200
+    with ExitStack() as stack:
+        for _ in range(HOST_BOUNDS.open):
+            held(box1)
+        eventually(lambda: ask(central, "quarantine", worker, box1)[0] == 429, "the host has too many open requests")
+        wrong = [held(f"{box2[:-5]}{number:05x}") for number in range(400)]
+        store.runs.submit(Submission(queue="other"), now=store.now())
+        assert ask(central, "claim", body | {"queue": "other"}, box2).content["result"]["host"] == "box2"
+        eventually(lambda: ask(central, "quarantine", worker, box3)[0] == 200, "a host that is new to it is served")
+        assert {each.recv(12)[9:] for each in wrong} <= {b"401", b"503"}
+
+    assert ask(central, "quarantine", worker, box2)[0] == 200
+    refused = central.refusals()
+    assert refused["unknown", "token"] + refused.get(("unknown", "busy"), 0) >= len(wrong)
+    assert refused["box1", "rate"] > 0
+    assert ("box2", "rate") not in refused
+    eventually(lambda: ask(central, "quarantine", worker, box1)[0] == 200, "the host is served after its flood")
 
 
 BODY = """

@@ -1,6 +1,7 @@
 """Tokens that a central gateway knows, without a read of the database for each."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -9,9 +10,9 @@ from sqlalchemy import event
 from gpuwarden.db.errors import NoAnswerError
 from gpuwarden.gateway import central
 from gpuwarden.gateway.app import RefusedError
-from gpuwarden.gateway.central import Hosts
+from gpuwarden.gateway.central import CHECKS_MAX, Hosts
 from gpuwarden.queue import JobStore
-from gpuwarden.queue.hosts.tokens import HostTokens, Scope
+from gpuwarden.queue.hosts.tokens import HostToken, HostTokens, Scope
 
 EVERY = [f"box{n}" for n in range(20)]
 
@@ -99,4 +100,33 @@ def test_database_that_is_away_refuses_no_token_for_good(
         assert refused.value.status == 503
         assert await hosts_of(hosts, tokens[:1]) == EVERY[:1]
 
+    played(store, play)
+
+
+def test_flood_of_unknown_tokens_is_refused_and_delays_no_known_host(
+    store: JobStore, tokens: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify, answers = HostTokens.verify, threading.Event()
+
+    def slow(self: HostTokens, token: str, scope: Scope, now: float) -> HostToken | None:
+        assert answers.wait(60)
+        return verify(self, token, scope, now)
+
+    async def play(hosts: Hosts) -> None:
+        assert await hosts_of(hosts, tokens) == EVERY
+        monkeypatch.setattr(HostTokens, "verify", slow)
+        monkeypatch.setattr(central, "TRUSTED_S", 0)
+        flood = [asyncio.create_task(hosts.host_of(f"wrong{number}", Scope.QUEUE)) for number in range(300)]
+        try:
+            async with asyncio.timeout(30):
+                assert await hosts_of(hosts, tokens) == EVERY
+        finally:
+            answers.set()
+        refused = await asyncio.gather(*flood, return_exceptions=True)
+        statuses = [each.status for each in refused if isinstance(each, RefusedError)]
+        assert (statuses.count(401), statuses.count(503)) == (CHECKS_MAX, 300 - CHECKS_MAX)
+        with pytest.raises(RefusedError, match="the token is wrong"):
+            await hosts.host_of("wrong", Scope.QUEUE)
+
+    monkeypatch.setattr(central, "TRUSTED_S", 600)
     played(store, play)
