@@ -410,7 +410,9 @@ def _hosts(ledger: Ledger, wanted: str | None) -> list[str]:
     hosts = [host for host, at in beats.items() if wanted in (None, host) and (wanted or now - at < GONE_S)]
     if not hosts:
         of = f" of {wanted}" if wanted else ""
-        raise GpuwardenError(f"no executor{of} ever ran on this ledger: start `gpuwarden remediator execute`")
+        raise GpuwardenError(
+            f"no executor{of} ever ran on this ledger: start `gpuwarden up` or `gpuwarden remediator execute`"
+        )
     return hosts
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, func, literal_column, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, case, delete, func, literal_column, or_, select, update
 
 from gpuwarden.db.locks import advisory_lock
 from gpuwarden.db.transactions import reading, upsert, writing
@@ -48,8 +48,9 @@ CLAIM_S: Final = 120.0
 UNADDRESSED_S: Final = 86400.0
 """A notice for administrators is dropped if no process has their addresses for this long, seconds."""
 
-LOST_SHOWN_S: Final = 3 * 86400.0
-"""How long an address fails after its last notice was dropped, seconds."""
+LOST_SHOWN_S: Final = 86400.0
+LOST_TO_ADMINISTRATOR_SHOWN_S: Final = 3 * 86400.0
+"""How long an address of a job, or of an administrator, fails after its last message, seconds."""
 
 KEPT_S: Final = 90 * 86400.0
 """How long a sent or dropped notice is kept, seconds."""
@@ -291,7 +292,9 @@ class Notices(LedgerPart):
         old = old.order_by(NOTICES.c.ended_at).limit(DELETE_BATCH)
         waiting = select(NOTICES.c.recipient).where(literal_column(WAITING))
         unused = NOTICE_RECIPIENTS.c.messages_since < now - HOUR_S, NOTICE_RECIPIENTS.c.recipient.not_in(waiting)
-        over = or_(NOTICE_RECIPIENTS.c.failing_since.is_(None), NOTICE_RECIPIENTS.c.next_at < now - LOST_SHOWN_S)
+        is_administrator = NOTICE_RECIPIENTS.c.address.is_(None)
+        shown_s = case((is_administrator, LOST_TO_ADMINISTRATOR_SHOWN_S), else_=LOST_SHOWN_S)
+        over = or_(NOTICE_RECIPIENTS.c.failing_since.is_(None), NOTICE_RECIPIENTS.c.next_at < now - shown_s)
         with writing(self._engine) as connection:
             advisory_lock(connection, _LOCK)  # a new notice keeps its recipient
             connection.execute(delete(NOTICES).where(NOTICES.c.notice_id.in_(old)))

@@ -197,17 +197,20 @@ def test_a_notice_is_dropped_after_an_hour_of_failures(
 
 
 @pytest.mark.both_databases
-def test_lost_messages_are_reported_for_three_days(ledger: Ledger, notifier: Notifier, server: Server) -> None:
+def test_lost_messages_are_reported_for_a_day_and_those_to_administrators_for_three(
+    ledger: Ledger, notifier: Notifier, server: Server
+) -> None:
     server.error = "connection refused"
     raise_event(ledger)
+    ledger.notices.add([Notice(key="a", kind="failed", title="t", text="t", at=NOW, address="a@example.com")])
     for second in range(0, int(RETRY_S) + 900, 60):
         turn(notifier, NOW + second)
     reported = []
-    for day in (2, 4):
-        turn(notifier, NOW + day * 86400)
-        reported.append(ledger.notices.unsent().failing_since is not None)
+    for days in (0.5, 2, 4):
+        turn(notifier, NOW + days * 86400)
+        reported.append({address for address, _ in ledger.notices.unsent().failing})
 
-    assert reported == [True, False]
+    assert reported == [{None, "a@example.com"}, {None}, set()]
 
 
 @pytest.mark.both_databases
