@@ -11,7 +11,9 @@ from gpuwarden.errors import GpuwardenError
 
 POLL_S: Final = 0.02
 POLL_MAX_S: Final = 0.1
-"""Longest pause between two checks, seconds. The pause is four times the duration of a check, to save CPU time."""
+"""Longest pause between two checks at first, seconds. The pause is four times the duration of a check."""
+POLL_LATER_S: Final = 0.3
+"""Longest pause of a long wait. A pause is at least a fortieth of the wait so far, to save CPU time."""
 WITHIN_S: Final = 45.0
 
 LATE_S: Final = 30.0
@@ -29,12 +31,13 @@ def eventually(
 ) -> T:
     """Return the first true answer of `holds`. On timeout the test fails with `what` and `log`."""
     began_s = time.monotonic()
-    deadline_s = began_s + within_s
+    started_s, deadline_s = began_s, began_s + within_s
     while not (answer := holds()):
         now_s = time.monotonic()
         if now_s > deadline_s:
             pytest.fail(f"not within {within_s:g} s: {what}\n{log()}")
-        time.sleep(min(max(POLL_S, 4 * (now_s - began_s)), POLL_MAX_S))
+        fortieth_s = min((now_s - started_s) / 40, POLL_LATER_S)
+        time.sleep(max(min(max(POLL_S, 4 * (now_s - began_s)), POLL_MAX_S), fortieth_s))
         began_s = time.monotonic()
     return answer
 

@@ -24,7 +24,7 @@ LOST_AFTER_S: Final = 10.0
 PROGRAMS: Final = ("execute", "serve")
 """The parts of a host's remediator."""
 
-LONG: Final = Script(picture="long", load_s=0.5, load_mib=8, steps=280, step_s=0.25)
+LONG: Final = Script(picture="long", load_s=0.5, load_mib=8, steps=100, step_s=0.25)
 FINE: Final = Script(picture="fine", load_s=0.2, load_mib=4, steps=2, step_s=0.1)
 
 
