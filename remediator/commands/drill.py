@@ -140,7 +140,8 @@ def fixes_in_up(ledger: str, up: Mapping[str, str]) -> dict[str, str]:
     """The repairs of hops if the running `gpuwarden up` has this ledger."""
     if not ledger or up.get(LEDGER_ENV) != ledger:
         return {}
-    logs = Path(ledger.removeprefix("sqlite:///")).parent.parent / "log"
+    file = ledger.removeprefix("sqlite:///")
+    logs = Path(file).parent.parent / "log" if file.startswith("/") else Path("DATA_DIR/log")
     return {
         hop: f"read {logs / part}.log; `gpuwarden up` starts a part that exits, and restarting `up` writes its files"
         for hop, part in LOGS_OF_UP.items()

@@ -57,6 +57,9 @@ def test_repair_of_a_hop_in_up_is_its_log() -> None:
     assert conclude(its, its[1], took_s=9.0, in_up=fixes).fix.startswith(
         "read /data/log/prometheus.log; `gpuwarden up`"
     )
+    database = "postgresql://u:secret@db/gpuwarden"
+    other = drill.fixes_in_up(database, {"GPUWARDEN_REMEDIATOR_LEDGER": database})
+    assert other["executor"].startswith("read DATA_DIR/log/execute.log; ")
     assert fixes.keys() == drill.HOP_TIMEOUT_S.keys()
     assert drill.fixes_in_up("sqlite:////other/ledger/ledger.db", up) == drill.fixes_in_up("", {}) == {}
 
