@@ -134,8 +134,8 @@ def test_webhook_gets_alerts_while_another_container_is_not_ready(cluster: Clust
     core.create_namespaced_pod(namespace, its)
 
     def addresses() -> bool:
-        subsets = core.read_namespaced_endpoints("gpuwarden-remediator", namespace).subsets
-        return any(each.addresses for each in subsets or ())
+        found = core.list_namespaced_endpoints(namespace, field_selector="metadata.name=gpuwarden-remediator").items
+        return any(subset.addresses for each in found for subset in each.subsets or ())
 
     cluster.wait(addresses, "address of the pod")
     statuses = core.read_namespaced_pod("node", namespace).status.container_statuses

@@ -253,12 +253,22 @@ def test_pod_without_a_seat_raises_an_alert_until_it_is_seated(
         eventually(lambda: (alerts(), count()) == ([], "0"), "the alert is gone, and no pod waits")
 
 
-def test_seats_are_never_lowered_below_what_pods_declare(
+def test_seats_never_fall_below_running_pods_and_rise_for_no_other(
     cluster: Cluster, core: CoreV1Api, namespace: str, host: Host, port: int
 ) -> None:
     with host.executor(port, "--seats", "on"):
         host.advertises(14000)
         names = run_pods(core, namespace)
+        cluster.end("kubelet")
+        forced = pods.pod("forced", limits={RESOURCE: 8000})
+        forced["spec"]["nodeName"] = cluster.node
+        core.create_namespaced_pod(namespace, forced)
+        host.nodes.advertise(cluster.node, None)
+        eventually(lambda: host.node().capacity_mib is not None, "the executor advertises again")
+        cluster.begin("kubelet")
+        eventually(lambda: phase(core, namespace, "forced") == "Failed", "the kubelet refuses the pod")
+        host.advertises(14000)
+        assert_running(core, namespace, names)
 
     reserve = ("--seats", "on", "--seats-reserve-mib", "8360")
     with host.executor(port, *reserve):
