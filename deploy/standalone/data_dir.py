@@ -84,7 +84,7 @@ def lock_data_dir(data: Path, *, say: Callable[[str], None]) -> Iterator[None]:
             pid = os.pread(lock, 20, 0).decode().strip() or "unknown"
             raise DataDirError(
                 f"another `gpuwarden up` (pid {pid}) runs on {data}. One guards all workers of a host: see `gpuwarden "
-                f"status`, or end it first (kill {pid})"
+                f"status`, arm it with `gpuwarden arm`, or end it first (kill {pid})"
             ) from None
         os.truncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)

@@ -238,11 +238,15 @@ def test_programs_start_with_these_files_and_find_each_other(host: Host) -> None
         for name in (*OURS[:2], *PROGRAMS):
             eventually(partial(host.is_healthy, name), f"{name} is healthy", log=said)
 
+        def run_there(word: str) -> subprocess.CompletedProcess[str]:
+            """Run a command as in the executor's container."""
+            argv, env = [sys.executable, "-m", "gpuwarden", word], host.environment("executor")
+            return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=60)
+
         def is_well() -> bool:
-            doctor = [sys.executable, "-m", "gpuwarden", "doctor"]
-            ran = subprocess.run(
-                doctor, env=host.environment("executor"), capture_output=True, text=True, check=False, timeout=60
-            )
+            ran = run_there("doctor")
             return ran.returncode == 0 and re.search(r"^ok +watchdog +arrived", ran.stdout, re.MULTILINE) is not None
 
         eventually(is_well, "no link is broken, and the watchdog alert has arrived", log=said)
+        drill = run_there("drill")
+        assert drill.returncode == 0, drill.stdout + drill.stderr
