@@ -3,8 +3,8 @@
 import gzip
 import re
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from math import isfinite
 from typing import Annotated, Any, Final
 
@@ -183,30 +183,31 @@ def _lines(body: bytes, *, packed: bool) -> tuple[list[str], bool]:
     return lines, text.endswith("\n")
 
 
-def published(reports: Iterable[HostReport], hosts: Iterable[SeenHost], now: float) -> bytes:
-    """The page for Prometheus, which keeps its labels `host`, `job` and `instance` by `honor_labels`.
+def published(reports: Iterable[HostReport], hosts: Iterable[SeenHost], now: float) -> Iterator[bytes]:
+    """The page for Prometheus, in parts of a host each. Prometheus keeps the labels `host`, `job` and `instance`.
 
     The last report of a lost host is left out, because a host that is up is not lost.
+
+    Args:
+        reports: in order of their hosts.
+        hosts: the hosts that were heard.
+        now: Unix seconds.
     """
     hosts = list(hosts)
     lost = {each.host for each in hosts if each.lost_at is not None}
-    reports = [replace(each, page=None) if each.host in lost else each for each in reports]
-    series: dict[str, list[str]] = {}
-    up: dict[str, bool] = {}
-    whole = {each.host for each in reports if each.kind is Kind.PAGE and each.page is not None}
-    ages = series.setdefault("gpuwarden_report_age_seconds", [])
-    for report in reports:
-        up[report.host] = up.get(report.host, False) or report.page is not None
-        ages.append(_line("gpuwarden_report_age_seconds", {"report": report.kind}, report.age_s, report.host))
-        if report.page is None or (report.kind is not Kind.PAGE and report.host in whole):
-            continue  # an exporter's page has GPUs and tasks too
-        for line in filter(None, gzip.decompress(report.page).decode().split("\n")):
-            series.setdefault(line.partition("{")[0], []).append(line)
     for seen in hosts:
-        for its, value in ((HOST_LOST, float(seen.lost_at is not None)), (HOST_SILENT, seen.silent_s(now))):
-            series.setdefault(its.name, []).append(_line(its.name, {}, value, seen.host))
-    series["up"] = [_line("up", {}, float(is_up), host) for host, is_up in up.items()]
-    return "".join(f"{line}\n" for lines in series.values() for line in lines).encode()
+        its = (HOST_LOST, float(seen.lost_at is not None)), (HOST_SILENT, seen.silent_s(now))
+        yield "".join(f"{_line(metric.name, {}, value, seen.host)}\n" for metric, value in its).encode()
+    for host, of_host in groupby(reports, lambda each: each.host):
+        yield _published(host, list(of_host), is_lost=host in lost)
+
+
+def _published(host: str, reports: Sequence[HostReport], *, is_lost: bool) -> bytes:
+    ages = [_line("gpuwarden_report_age_seconds", {"report": each.kind}, each.age_s, host) for each in reports]
+    pages = {} if is_lost else {each.kind: each.page for each in reports if each.page is not None}
+    up = _line("up", {}, float(bool(pages)), host)
+    kept = [pages[Kind.PAGE]] if Kind.PAGE in pages else pages.values()  # an exporter's page has GPUs and tasks too
+    return "".join(f"{line}\n" for line in (*ages, up)).encode() + b"".join(map(gzip.decompress, kept))
 
 
 def _another(named: str, host: str) -> RefusedError:
@@ -229,7 +230,8 @@ def _escaped(text: str) -> str:
 
 
 def _packed(lines: Iterable[str]) -> bytes:
-    return gzip.compress("\n".join(lines).encode(errors="replace"), compresslevel=1, mtime=0)
+    text = "".join(f"{line}\n" for line in lines)
+    return gzip.compress(text.encode(errors="replace"), compresslevel=1, mtime=0)
 
 
 def _unpacked(body: bytes) -> bytes:

@@ -4,14 +4,14 @@ The newest report of each kind is kept in the database, so any of several centra
 the database's clock.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 import structlog
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from gpuwarden.db.errors import DatabaseError
 from gpuwarden.gateway import report_page
@@ -110,16 +110,26 @@ class Reports:
         app.add_api_route(PREFIX + "{version}/{path:path}", self._other, methods=["POST"], include_in_schema=False)
 
     async def page(self, _: Request) -> Response:
-        """`/reports`: the newest reports, for Prometheus."""
+        """`/reports`: the newest reports, for Prometheus. The reports of one host after the other are in memory."""
+        parts = self._published()
+
+        async def read() -> bytes:
+            return await to_thread.run_sync(next, parts, b"", limiter=self._publishing)
+
+        async def rest(part: bytes) -> AsyncIterator[bytes]:
+            while part:
+                yield part
+                part = await read()  # an error cuts the answer, and the scrape fails
+
         try:
-            page = await to_thread.run_sync(self._published, limiter=self._publishing)
+            first = await read()
         except DatabaseError as error:
             return PlainTextResponse(f"{error}\n", 503)
-        return Response(page, headers={"Content-Type": report_page.TEXT})
+        return StreamingResponse(rest(first), headers={"Content-Type": report_page.TEXT})
 
-    def _published(self) -> bytes:
+    def _published(self) -> Iterator[bytes]:
         now, hosts = self._store.now(), self._store.seen_hosts.rows()
-        return report_page.published(self._store.host_reports.newest(fresh_s=FRESH_S, now=now), hosts, now)
+        yield from report_page.published(self._store.host_reports.newest(fresh_s=FRESH_S, now=now), hosts, now)
 
     def _endpoint(self, name: str, body: type[Report] | None) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:

@@ -130,7 +130,7 @@ def test_certificate_is_checked(
     central = CentralDoor(spawn, tmp_path, url, "--web-config-file", str(web))
 
     def reports() -> list[HostReport]:
-        return store.host_reports.newest(fresh_s=60, now=store.now())
+        return list(store.host_reports.newest(fresh_s=60, now=store.now()))
 
     first = push(central.url.replace("http", "https"))
     eventually(lambda: "certificate verify failed" in log.read_text(), "it is refused", log=log.read_text)

@@ -1,6 +1,7 @@
 """Reports of hosts at the central gateway: what is kept, published and refused."""
 
 import gzip
+import http.client
 import json
 import shutil
 import socket
@@ -88,7 +89,7 @@ def test_newest_report_counts_and_an_old_one_leaves_its_age(store: JobStore) -> 
     store.host_reports.save("box1", Kind.PAGE, b"second", now=NOW + 1)
 
     def newest(after_s: float) -> list[HostReport]:
-        return store.host_reports.newest(fresh_s=FRESH_S, now=NOW + 1 + after_s)
+        return list(store.host_reports.newest(fresh_s=FRESH_S, now=NOW + 1 + after_s))
 
     assert newest(FRESH_S) == [HostReport(host="box1", kind=Kind.PAGE, age_s=FRESH_S, page=b"second")]
     assert newest(FRESH_S + 1) == [HostReport(host="box1", kind=Kind.PAGE, age_s=FRESH_S + 1, page=None)]
@@ -96,10 +97,15 @@ def test_newest_report_counts_and_an_old_one_leaves_its_age(store: JobStore) -> 
     assert newest(2) == []
 
 
+def lines(reports: list[HostReport], *hosts: SeenHost) -> list[str]:
+    """The published lines."""
+    return b"".join(published(reports, hosts, NOW)).decode().splitlines()
+
+
 def test_silent_host_is_published_as_down() -> None:
     old = HostReport(host="box1", kind=Kind.PAGE, age_s=80.0, page=None)
 
-    assert published([old], [], 0.0).decode().splitlines() == [
+    assert lines([old]) == [
         f'gpuwarden_report_age_seconds{{{OURS},report="page"}} 80.0',
         f"up{{{OURS}}} 0.0",
     ]
@@ -110,7 +116,7 @@ def test_silent_host_is_published_as_down() -> None:
 def test_last_report_of_a_lost_host_is_left_out(lost_at: float | None, up: float) -> None:
     last = HostReport(host="box1", kind=Kind.PAGE, age_s=30.0, page=gzip.compress(b"gpuwarden_x{} 1\n"))
 
-    found = published([last], [SeenHost(host="box1", heard_at=NOW - 30, lost_at=lost_at)], NOW).decode().splitlines()
+    found = lines([last], SeenHost(host="box1", heard_at=NOW - 30, lost_at=lost_at))
 
     assert ("gpuwarden_x{} 1" in found) == bool(up)
     assert f"up{{{OURS}}} {up}" in found
@@ -123,7 +129,7 @@ def test_hosts_are_published_with_their_silence(central: CentralDoor, store: Job
     (heard,) = store.seen_hosts.rows()
     assert abs(store.now() - heard.heard_at) < 10
 
-    page = published([], [SeenHost(host="box1", heard_at=NOW - 200, lost_at=NOW)], NOW + 1).decode().splitlines()
+    page = lines([], SeenHost(host="box1", heard_at=NOW - 201, lost_at=NOW))
 
     its = [line for line in central.get("/reports").splitlines() if line.startswith("gpuwarden_gateway_host_")]
     assert its[0] == f"gpuwarden_gateway_host_lost{{{OURS}}} 0.0"
@@ -134,13 +140,36 @@ def test_hosts_are_published_with_their_silence(central: CentralDoor, store: Job
     ]
 
 
+def test_scrape_takes_the_memory_of_a_few_hosts_and_fails_if_it_is_not_whole(
+    central: CentralDoor, store: JobStore
+) -> None:
+    page = gzip.compress(b"gpuwarden_x{} 1\n" * (PAGE_MAX_BYTES // 16), compresslevel=1)
+    for number in range(40):
+        store.host_tokens.enrol(f"box{number}", now=store.now())
+        store.host_reports.save(f"box{number}", Kind.PAGE, page, now=store.now() + 60)
+    status = Path(f"/proc/{central.process.pid}/status")
+
+    def most_kb() -> int:
+        return int(status.read_text().partition("VmHWM:")[2].split()[0])
+
+    central.get("/metrics")
+    before_kb = most_kb()
+
+    assert len(central.get("/reports")) > 40 * (PAGE_MAX_BYTES - 16)
+    assert most_kb() - before_kb < 50_000
+
+    store.host_reports.save("box39", Kind.PAGE, b"no gzip", now=store.now() + 60)
+    with pytest.raises(http.client.IncompleteRead):
+        central.get("/reports")
+
+
 def test_page_of_an_exporter_replaces_reports_in_json() -> None:
     """A host with both would have its GPUs and tasks twice."""
     pages = {kind: gzip.compress(f"gpuwarden_{kind}{{}} 1\n".encode()) for kind in Kind}
     both = [HostReport(host="box1", kind=kind, age_s=1.0, page=page) for kind, page in pages.items()]
 
     def names(reports: list[HostReport]) -> set[str]:
-        return {line.partition("{")[0] for line in published(reports, [], 0.0).decode().splitlines()}
+        return {line.partition("{")[0] for line in lines(reports)}
 
     assert names(both) == {"gpuwarden_report_age_seconds", "up", "gpuwarden_page"}
     assert names(both[1:]) == {"gpuwarden_report_age_seconds", "up", "gpuwarden_gpu", "gpuwarden_tasks"}
@@ -301,7 +330,7 @@ def test_no_label_can_add_a_line(labels: dict[str, str], uuid: str) -> None:
     for kind, make in makes.items():
         with suppress(RefusedError):
             pages.append(HostReport(host="box1", kind=kind, age_s=1.0, page=make()))
-    for line in published(pages, [], 0.0).decode().split("\n")[:-1]:
+    for line in b"".join(published(pages, [], 0.0)).decode().split("\n")[:-1]:
         (family,) = text_string_to_metric_families(f"{line}\n")
         assert [each.labels["host"] for each in family.samples] == ["box1"], line
 
