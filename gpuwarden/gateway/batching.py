@@ -42,6 +42,7 @@ from gpuwarden.gateway.operations import (
 from gpuwarden.gateway.upstream import WATCHED_BY, Answer, Upstream, failed
 from gpuwarden.gateway.waiters import Waiters
 from gpuwarden.gateway.wire import BODY_MAX_BYTES, WAIT_MAX_S
+from gpuwarden.job import LEASE_S
 
 SYNC_S: Final = 10.0
 """Interval of messages with heartbeats and renewals, seconds. A sixth of a lease, if that is less."""
@@ -57,6 +58,9 @@ WATCH_S: Final = 10.0
 
 SEEN_S: Final = 20.0
 """How long a claim counts as owned after the last word of the queue, seconds: twice `WATCH_S`, for a slow host."""
+
+FORGET_S: Final = 3 * LEASE_S
+"""How long a slot without a lease is kept after its last word, seconds: names of workers may not come back."""
 
 LEAST_S: Final = 0.2
 """Least time between two messages, seconds."""
@@ -118,6 +122,12 @@ class _Slot:
     """When it was last woken: a claim of before, which may be answered later, has not seen that job."""
     quarantine: Answer | None = None
     """Since that claim."""
+
+    @property
+    def known_s(self) -> float:
+        """When it was last heard, or the end of its lease."""
+        held = self.held
+        return self.seen_s if held is None else max(self.seen_s, held.leased_s + _at_queue(held.lease_s))
 
     def let_go(self, claim: ClaimOf) -> None:
         if self.held is not None and self.held.claim == claim:
@@ -367,6 +377,8 @@ class Batching:
 
     async def _sync(self, *, idle: bool = False) -> bool:
         """Send heartbeats and renewals, or `idle` an empty message; False if there was no answer."""
+        before_s = boottime_s() - FORGET_S
+        self._slots = {worker: slot for worker, slot in self._slots.items() if slot.known_s >= before_s}
         due = [
             (slot, slot.beat, slot.held if slot.held is not None and slot.held.due and not slot.held.lost else None)
             for slot in self._slots.values()

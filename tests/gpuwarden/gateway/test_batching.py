@@ -325,6 +325,31 @@ def test_worker_that_says_nothing_is_not_renewed() -> None:
 
 
 @pytest.mark.usefixtures("soon")
+def test_worker_that_is_not_heard_again_is_forgotten_after_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "FORGET_S", 0.5)
+
+    async def play(host: Batching, _: Central) -> None:
+        gone, ended, leased, idle = (Worker(host, number) for number in range(4))
+        await gone.say(Register(queue="gpu", **gone.its))
+        await ended.start(lease_s=0.1)
+        await leased.start()
+        await idle.say(Register(queue="gpu", **idle.its))
+
+        async def is_known() -> list[bool]:
+            await idle.beat()
+            return [each.its["worker"] in host._slots for each in (gone, ended, leased, idle)]
+
+        assert await is_known() == [True] * 4
+        for _ in range(12):
+            await asyncio.sleep(0.1)
+            known = await is_known()
+
+        assert known == [False, False, True, True]
+
+    played(play)
+
+
+@pytest.mark.usefixtures("soon")
 def test_completed_job_is_sent_once_with_the_newest_heartbeat() -> None:
     async def play(host: Batching, central: Central) -> None:
         worker = Worker(host, 1)
