@@ -340,7 +340,7 @@ def test_worker_that_is_not_heard_again_is_forgotten_after_its_lease(monkeypatch
             return [each.its["worker"] in host._slots for each in (gone, ended, leased, idle)]
 
         assert await is_known() == [True] * 4
-        for _ in range(12):
+        for _turn in range(12):
             await asyncio.sleep(0.1)
             known = await is_known()
 
