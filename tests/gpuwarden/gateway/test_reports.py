@@ -372,4 +372,4 @@ def test_task_that_is_named_twice_counts_once() -> None:
     body = json.dumps({"tasks": [{"running_log_id": 1}, {"running_log_id": "1", "remote_pid": 7}]}).encode()
     page = report_page.json_page(parsed(report_page.TasksReport, body), "box1")
 
-    assert gzip.decompress(page).decode() == f'gpuwarden_task_info{{{OURS},pgid="",pid="7",task="1"}} 1.0'
+    assert gzip.decompress(page).decode() == f'gpuwarden_task_info{{{OURS},pgid="",pid="7",task="1"}} 1.0\n'
