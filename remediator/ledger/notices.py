@@ -48,7 +48,7 @@ CLAIM_S: Final = 120.0
 UNADDRESSED_S: Final = 86400.0
 """A notice for administrators is dropped if no process has their addresses for this long, seconds."""
 
-LOST_SHOWN_S: Final = 86400.0
+LOST_SHOWN_S: Final = 3600.0
 LOST_TO_ADMINISTRATOR_SHOWN_S: Final = 3 * 86400.0
 """How long an address of a job, or of an administrator, fails after its last message, seconds."""
 
