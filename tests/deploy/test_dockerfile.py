@@ -170,6 +170,9 @@ def test_services_of_compose_run_from_the_image(
 
         eventually(lambda: re.search(r"^executor box1 ok +alive", status(), re.MULTILINE), "it beats", log=status)
         assert "DOWN" not in status()
+        command[3] = "doctor"
+        found = executor.exec_run(command)
+        assert found.exit_code == 0, found.output.decode()
 
 
 class Services:
