@@ -1,6 +1,6 @@
 """Build the worker image: Debian's Python, a shell and files of the caller, imported into an engine.
 
-No registry is needed. The base is unpacked from Debian packages into `.parts/worker-root`. The tag is a hash of the
+No registry is needed. The base is unpacked from Debian packages into `.parts/worker-base`. The tag is a hash of the
 content, so an engine that has the image is not changed.
 
 `/usr/bin/python3` has the standard library, busybox is `/bin/sh`, and `/app` is first on Python's path. Modules are
@@ -30,7 +30,7 @@ REPOSITORY = "gpuwarden-worker"
 UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
 """Files in the image do not change but get new dates, so caches are not checked."""
 
-BASE_ROOM = "worker-root"
+BASE_ROOM = "worker-base"
 APP = PurePosixPath("/app")
 """Folder of importable modules."""
 CHANGES = [
@@ -39,7 +39,7 @@ CHANGES = [
     'CMD ["/usr/bin/python3"]',
 ]
 
-_PACKAGES = ("python3-minimal", "libpython3-stdlib", "busybox-static")
+_PACKAGES = ("python3-minimal", "libpython3-stdlib", "libstdc++6", "busybox-static")
 # Needed for installing packages, not for Python.
 _NOT_IN_THE_IMAGE = frozenset({"dpkg", "tar", "gcc-12-base", "gcc-14-base", "libmd0", "media-types", "readline-common"})
 _LEFT_OUT = (

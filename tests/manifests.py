@@ -30,7 +30,6 @@ KINDS: Final = "namespaces,clusterroles,clusterrolebindings"
 SETTINGS: Final = MappingProxyType(
     {
         "GPUWARDEN_EXPORTER_SIMULATE_GPU": "/gpus/gpus.json",
-        "GPUWARDEN_EXPORTER_POD_RESOURCES": "none",  # the test image has no libstdc++, which gRPC needs
         "GPUWARDEN_REMEDIATOR_SEATS": "on",
     }
 )

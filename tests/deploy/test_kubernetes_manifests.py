@@ -44,7 +44,9 @@ def test_one_node_runs_the_chain_and_leaves_nothing(cluster: Cluster, namespace:
         (its,) = ready_pods(core, "gpuwarden-node")
         exporter, gateway, webhook = (f"http://{its.status.pod_ip}:{port}" for port in (29835, 29837, 9836))
 
-        assert f'container="{namespace}/tenant/main"' in httpx.get(f"{exporter}/metrics").text
+        published = httpx.get(f"{exporter}/metrics").text
+        assert f'container="{namespace}/tenant/main"' in published
+        assert 'gpuwarden_collector_success{collector="source_pod_resources"} 1.0' in published  # the kubelet's socket
         page = httpx.get(f"{webhook}/metrics", headers=AS_ALERTMANAGER).text
         assert "gpuwarden_remediator_executor_heartbeat_age_seconds " in page  # of this node's executor
         assert httpx.get(f"{exporter}/evidence").status_code == 403
