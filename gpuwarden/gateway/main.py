@@ -163,6 +163,7 @@ def _central(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
             keep_alive_s=KEEP_ALIVE_S,
         )
         watching = asyncio.create_task(HostWatch(store, after_s=arguments.host_lost_after_s).run())
+        gc.set_threshold(*GC_THRESHOLDS)
         try:
             await _run(server, listener)
         finally:
@@ -227,7 +228,6 @@ async def _run(server: Server, listener: socket.socket) -> None:
         signal.signal(number, server.handle_exit)
     gc.collect()
     gc.freeze()  # a full collection then takes no time for modules: 0.1 to 0.4 s in which nothing is answered
-    gc.set_threshold(*GC_THRESHOLDS)
     await server.serve(sockets=[listener])
 
 

@@ -243,6 +243,7 @@ class _Connection(H11Protocol):
             if timer is not None:
                 timer.cancel()
         self._socket = None
+        self.app = self._application  # without a reference to itself, it is freed at once
         if self.transport is not None:  # else no request has begun
             super().connection_lost(exc)
         self._release()

@@ -1,6 +1,7 @@
 """The HTTP server: timeouts, connection limits and addresses."""
 
 import errno
+import gc
 import http.client
 import re
 import socket
@@ -280,6 +281,19 @@ def test_idle_caller_gives_way_to_a_new_one_and_not_in_its_next_request(monkeypa
         assert answered(port)
         assert hung_up(caller.sock)
         caller.close()
+
+
+def test_closed_connection_is_freed_without_a_garbage_collection() -> None:
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        with served_app(APP, PLAIN) as port:
+            assert answered(port)
+            eventually(lambda: not any(isinstance(each, serving._Connection) for each in gc.get_objects()), "none")
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def test_callers_without_a_header_give_way_only_at_their_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
