@@ -39,6 +39,9 @@ WEB: Final = "bearer_token_file: token\n"
 TOKEN: Final = "the-token-of-alertmanager"
 AS_ALERTMANAGER: Final = {"Authorization": f"Bearer {TOKEN}"}
 
+ENDED_S: Final = 120.0
+"""Time in which the programs end, seconds. The pod of a node may take 60 s: its terminationGracePeriodSeconds."""
+
 
 def kustomize(folder: Path) -> list[dict[str, Any]]:
     """The objects of a kustomization."""
@@ -164,7 +167,7 @@ class Kubectl:
             # A namespace with ending pods is looked at again after half of their grace period.
             self("delete", f"--namespace={SPACE}", "daemonsets,deployments", "--all")
             path = f"/api/v1/namespaces/{SPACE}/pods"
-            self._cluster.wait(lambda: not self._cluster.get(path)["items"], "end of the programs")
+            self._cluster.wait(lambda: not self._cluster.get(path)["items"], "end of the programs", within_s=ENDED_S)
             self("delete", "--ignore-not-found", "-k", str(folder))
 
     def gpuwarden(self, pod: str, *arguments: str, container: str = "executor") -> str:
