@@ -39,9 +39,6 @@ WEB: Final = "bearer_token_file: token\n"
 TOKEN: Final = "the-token-of-alertmanager"
 AS_ALERTMANAGER: Final = {"Authorization": f"Bearer {TOKEN}"}
 
-ENDED_S: Final = 120.0
-"""Time in which the programs end, seconds. The pod of a node may take 60 s: its terminationGracePeriodSeconds."""
-
 
 def kustomize(folder: Path) -> list[dict[str, Any]]:
     """The objects of a kustomization."""
@@ -134,6 +131,11 @@ def write_gpus(folder: Path, held_mib: Sequence[Mapping[int, int]]) -> None:
     written.replace(folder / "gpus.json")
 
 
+def _has_ended(pod: Mapping[str, Any]) -> bool:
+    """Whether no container of a pod runs."""
+    return all("running" not in each["state"] for each in pod["status"].get("containerStatuses", ()))
+
+
 class Kubectl:
     """Runs kubectl as the administrator."""
 
@@ -167,7 +169,9 @@ class Kubectl:
             # A namespace with ending pods is looked at again after half of their grace period.
             self("delete", f"--namespace={SPACE}", "daemonsets,deployments", "--all")
             path = f"/api/v1/namespaces/{SPACE}/pods"
-            self._cluster.wait(lambda: not self._cluster.get(path)["items"], "end of the programs", within_s=ENDED_S)
+            self._cluster.wait(lambda: all(map(_has_ended, self._cluster.get(path)["items"])), "end of the programs")
+            # The kubelet takes 10 s and more, on a busy machine, to remove pods whose programs have ended.
+            self._cluster.wait(lambda: not self._cluster.get(path)["items"], "removal of the pods")
             self("delete", "--ignore-not-found", "-k", str(folder))
 
     def gpuwarden(self, pod: str, *arguments: str, container: str = "executor") -> str:

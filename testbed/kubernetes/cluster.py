@@ -140,15 +140,15 @@ class Cluster:
             text = answer.read()
         return json.loads(text) if text.startswith(b"{") else text.decode()
 
-    def wait(self, holds: Callable[[], object], what: str, *, within_s: float = READY_S) -> None:
+    def wait(self, holds: Callable[[], object], what: str) -> None:
         """Wait until `holds` returns a true value. Connection errors count as no."""
-        until_s = time.monotonic() + within_s
+        until_s = time.monotonic() + READY_S
         while True:
             with suppress(OSError):
                 if holds():
                     return
             if time.monotonic() > until_s:
-                raise NoClusterError(f"no {what} within {within_s:g} s: read {self.folder}/log")
+                raise NoClusterError(f"no {what} within {READY_S:g} s: read {self.folder}/log")
             time.sleep(0.1)
 
     def wait_until_ready(self) -> None:

@@ -65,6 +65,19 @@ APP = Starlette(
 )
 
 
+class Slow:
+    """An application whose page `/slow` answers once `go_on` is set."""
+
+    def __init__(self) -> None:
+        self.began, self.go_on = threading.Event(), threading.Event()
+        self.app = Starlette(routes=[Route("/slow", self.page), Route("/", small)])
+
+    def page(self, _: Request) -> Response:
+        self.began.set()
+        self.go_on.wait(20)
+        return PlainTextResponse("slow\n")
+
+
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return authority(tmp_path_factory.mktemp("tls") / "ours")
@@ -261,21 +274,16 @@ def test_callers_without_a_header_give_way_to_new_ones_oldest_first(
 
 def test_idle_caller_gives_way_to_a_new_one_and_not_in_its_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "CONNECTIONS_MAX", 1)
-    began, go_on = threading.Event(), threading.Event()
+    slow = Slow()
 
-    def slow(_: Request) -> Response:
-        began.set()
-        go_on.wait(20)
-        return PlainTextResponse("slow\n")
-
-    with served_app(Starlette(routes=[Route("/slow", slow), Route("/", small)]), PLAIN) as port:
+    with served_app(slow.app, PLAIN) as port:
         caller = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         caller.request("GET", "/")
         assert caller.getresponse().read() == b"127.0.0.1\n"
         caller.request("GET", "/slow")
-        assert began.wait(10)
+        assert slow.began.wait(10)
         assert not answered(port)
-        go_on.set()
+        slow.go_on.set()
         assert caller.getresponse().read() == b"slow\n"
 
         assert answered(port)
@@ -307,20 +315,15 @@ def test_callers_without_a_header_give_way_only_at_their_own_address(monkeypatch
 
 def test_caller_that_hangs_up_keeps_its_place_until_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "CONNECTIONS_MAX", 1)
-    began, go_on = threading.Event(), threading.Event()
+    slow = Slow()
 
-    def slow(_: Request) -> Response:
-        began.set()
-        go_on.wait(20)
-        return PlainTextResponse("")
-
-    with served_app(Starlette(routes=[Route("/slow", slow), Route("/", small)]), PLAIN) as port:
+    with served_app(slow.app, PLAIN) as port:
         with socket.create_connection(("127.0.0.1", port)) as caller:
             caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, HANGS_UP_AT_ONCE)
             caller.sendall(b"GET /slow HTTP/1.0\r\n\r\n")
-            assert began.wait(10)
+            assert slow.began.wait(10)
         assert not any(answered(port) for _ in range(3))
-        go_on.set()
+        slow.go_on.set()
         eventually(lambda: answered(port), "its place is free")
 
 
