@@ -14,7 +14,7 @@ from anyio import CapacityLimiter, to_thread
 from gpuwarden.format import error_text
 from gpuwarden.queue.models import SlotClaim
 
-LOOK_S: Final = 0.75
+LOOK_S: Final = 0.5
 """Time between reads, seconds. A worker asks each second, and learns a loss within 2 s."""
 
 LEAST_S: Final = 0.2
